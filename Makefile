@@ -1,0 +1,47 @@
+# Every target sets up what it needs: a fresh clone, Python 3.11 and a package index are enough.
+PYTHON ?= python3.11
+VENV := .venv
+PEERS := .venv-peers
+BIN := $(VENV)/bin
+PIP_FLAGS := --disable-pip-version-check --quiet -c constraints.txt
+
+.PHONY: demo test test-full bench lint docs clean
+.DELETE_ON_ERROR:
+
+# torch goes in first and by its pinned version, so that no later requirement picks another build of it.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install $(PIP_FLAGS) torch
+	$(BIN)/pip install $(PIP_FLAGS) -e '.[hf,dev,docs]'
+	@touch $@
+
+# The peers pull in torchvision, which breaks transformers where no matching build exists: an environment of their own.
+$(PEERS)/.installed: pyproject.toml constraints.txt bench/peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install $(PIP_FLAGS) torch
+	$(PEERS)/bin/pip install $(PIP_FLAGS) -e . -r bench/peers.txt
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/curvlens demo
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+test: lint
+	$(BIN)/pytest -n 2 -m "not full" --cov --cov-report=term
+
+test-full: lint
+	$(BIN)/pytest -n 2 --cov --cov-report=term
+
+bench: $(PEERS)/.installed
+	$(PEERS)/bin/python -m bench
+
+docs: $(VENV)/.installed
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) $(PEERS) site build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,69 @@
+"""Second derivatives of the losses with respect to the outputs, in closed form and row by row.
+
+Cross-entropy in all its forms (classes, soft targets, class weights, label smoothing, ignored tokens) is
+ℓ = −Σ_c q_c log p_c with p = softmax(z) and a target q ≥ 0 of mass s = Σ_c q_c. Hence (`docs/math.md`, "Losses")
+
+    ∂ℓ/∂z = s p − q,        ∂²ℓ/∂z² = s (diag p − p pᵀ) = s B Bᵀ,   B = diag(√p) − p √pᵀ.
+
+The Hessian knows of the target only the mass s. Rows go through in chunks: besides logits, argument and result nothing
+of the size of the logits is ever held, which is what makes a vocabulary of 50 000 affordable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+CHUNK = 1 << 20
+"""Numbers in one chunk of rows: 8 MB in float64, inside the cache of most processors."""
+
+
+def _chunks(rows: int, classes: int) -> Iterator[slice]:
+    step = max(1, CHUNK // max(classes, 1))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def cross_entropy_curvature(
+    logits: Float[Tensor, "n c"], mass: Float[Tensor, " n"], t: Float[Tensor, "n c"]
+) -> Float[Tensor, "n c"]:
+    """Apply the Hessian of every row's cross-entropy: s (p∘t − p ⟨p, t⟩)."""
+    out = torch.empty_like(t)
+    for chunk in _chunks(*logits.shape):
+        p = logits[chunk].softmax(-1)
+        part = torch.mul(p, t[chunk], out=out[chunk])
+        part.addcmul_(p, part.sum(-1, keepdim=True), value=-1).mul_(mass[chunk, None])
+    return out
+
+
+def cross_entropy_sqrt_curvature(
+    logits: Float[Tensor, "n c"], mass: Float[Tensor, " n"], z: Float[Tensor, "n c"]
+) -> Float[Tensor, "n c"]:
+    """Apply √s B = √s (diag √p − p √pᵀ), a square root of the Hessian: B Bᵀ = diag p − p pᵀ."""
+    out = torch.empty_like(z)
+    for chunk in _chunks(*logits.shape):
+        p = logits[chunk].softmax(-1)
+        part = torch.mul(p.sqrt(), z[chunk], out=out[chunk])
+        part.addcmul_(p, part.sum(-1, keepdim=True), value=-1).mul_(mass[chunk, None].sqrt())
+    return out
+
+
+def cross_entropy_sample(
+    logits: Float[Tensor, "n c"], mass: Float[Tensor, " n"], uniform: Float[Tensor, " n"]
+) -> Float[Tensor, "n c"]:
+    """√s (p − e_y) with a class y drawn from p by inversion of ``uniform``: mean 0, covariance s (diag p − p pᵀ)."""
+    out = torch.empty_like(logits)
+    last = logits.shape[-1] - 1
+    for chunk in _chunks(*logits.shape):
+        p = logits[chunk].softmax(-1)
+        drawn = torch.searchsorted(p.double().cumsum(-1), uniform[chunk, None].double(), right=True).clamp_(max=last)
+        out[chunk] = p.scatter_add(-1, drawn, -torch.ones_like(drawn, dtype=p.dtype)) * mass[chunk, None].sqrt()
+    return out
+
+
+def square_curvature(t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Apply the Hessian of ‖f − y‖²: 2 t."""
+    return 2 * t

@@ -1,0 +1,28 @@
+"""What goes wrong, said in the user's words: what was given, what was expected, the line that fixes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CurvlensError(Exception):
+    """An input or a setting for which no right result exists."""
+
+
+class CurvlensWarning(UserWarning):
+    """The result is right, but perhaps not what was meant."""
+
+
+def listing(names: Iterable[str], limit: int = 6) -> str:
+    """``'a', 'b' and 3 more``: names for a message, cut to a readable length."""
+    names = list(names)
+    shown = ", ".join(repr(name) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A half sentence with the nearest known names, or with the first ones if none is near."""
+    known = list(known)
+    close = get_close_matches(name, known, n=3, cutoff=0.6) or [k for k in known if name and name in k][:3]
+    return f"Did you mean {listing(close)}?" if close else f"Known names: {listing(known)}."

@@ -1,0 +1,90 @@
+"""The protocol of a loss, with defaults for all that can be derived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvlens import batches
+from curvlens.batches import Batch
+from curvlens.errors import CurvlensError
+
+Outputs = Any
+"""A tensor, or a tree of tensors."""
+
+
+class Loss:
+    """A loss with a split point; subclasses say at least `sum_and_count`."""
+
+    convex: bool = False
+    """Whether the sum is a convex function of the outputs, so that the Gauss–Newton matrix is positive semidefinite."""
+    couples_batch: bool = False
+    """Whether the loss of a sample depends on the other samples of its batch."""
+    row_wise: bool = True
+    """Whether the loss of a row (the last axis) of the outputs depends on this row alone."""
+
+    def for_model(self, model: nn.Module) -> Loss:
+        """The loss as it applies to this model; itself, where models make no difference."""
+        return self
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
+        """Call the model; logits are taken out of a Hugging Face output."""
+        return main_output(batches.call(model, batches.split_target(batch)[0]))
+
+    def sum_and_count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Any]:
+        """The sum of the losses of all valid tokens, and their number (or weight)."""
+        raise NotImplementedError
+
+    def curvature(self, outputs: Outputs, batch: Batch, t: Outputs) -> Outputs:
+        """Apply the Hessian of the sum with respect to the outputs; here by automatic differentiation."""
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in batches.tensors(outputs)]
+            total, _ = self.sum_and_count(batches.replace_tensors(outputs, leaves), batch)
+            floating = [x for x in leaves if x.requires_grad]
+            gradient = torch.autograd.grad(total, floating, create_graph=True, allow_unused=True)
+            pairs = [
+                (g, v)
+                for g, v in zip(gradient, (v for v in batches.tensors(t) if v.is_floating_point()), strict=True)
+                if g is not None and g.requires_grad
+            ]
+            if not pairs:
+                return batches.map_tensors(torch.zeros_like, t)
+            product = torch.autograd.grad(
+                [g for g, _ in pairs], floating, [v for _, v in pairs], materialize_grads=True, allow_unused=True
+            )
+        done = iter(product)
+        return batches.replace_tensors(
+            outputs, (next(done).detach() if x.requires_grad else torch.zeros_like(x) for x in leaves)
+        )
+
+    def sqrt_curvature(self, outputs: Outputs, batch: Batch, z: Outputs) -> Outputs:
+        """Apply a square root Λ^½ of the output Hessian, Λ^½ (Λ^½)ᵀ = Λ."""
+        raise CurvlensError(f"{type(self).__name__} has no square root of its output Hessian: define sqrt_curvature.")
+
+    def sample(self, outputs: Outputs, batch: Batch, generator: torch.Generator) -> Outputs:
+        """Gradients at the outputs, for labels drawn from the model's own distribution."""
+        raise CurvlensError(
+            f"{type(self).__name__} does not say which distribution its labels have, so no Fisher can be sampled: "
+            "define sample(outputs, batch, generator), or use ggn or empirical_fisher."
+        )
+
+
+def main_output(result: Any) -> Any:
+    """The logits of a Hugging Face output, the first entry of a tuple, or the result itself."""
+    for holder in ("logits", "prediction_logits", "last_hidden_state"):
+        found = result.get(holder) if isinstance(result, Mapping) else getattr(result, holder, None)
+        if isinstance(found, Tensor):
+            return found
+    return result[0] if isinstance(result, (tuple, list)) and result else result
+
+
+def describe(value: Any) -> str:
+    """A value in the words of an error message."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

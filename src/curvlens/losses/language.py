@@ -1,0 +1,109 @@
+"""The losses of language models, equal to what Hugging Face computes from ``labels=``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from curvlens import batches
+from curvlens.batches import Batch
+from curvlens.errors import CurvlensError
+from curvlens.losses.base import main_output
+from curvlens.losses.cross_entropy import CrossEntropy
+
+
+class MaskedLM(CrossEntropy):
+    """Cross-entropy at the masked tokens; all others carry the label −100, as Hugging Face's ``labels=`` wants it."""
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The logits of the language model, called without its labels."""
+        return language_model_logits(model, batch)
+
+
+class CausalLM(CrossEntropy):
+    """The next-token loss, equal to Hugging Face's ``labels=``: the labels are not shifted, the loss does it.
+
+    Without labels they are ``input_ids``, with −100 where ``attention_mask`` is 0. An encoder–decoder predicts its
+    labels in place and shifts nothing. ``shift=False`` is for labels that are shifted already.
+    """
+
+    def __init__(
+        self,
+        *,
+        shift: bool = True,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing)
+        self.shift = shift
+
+    def for_model(self, model: nn.Module) -> CausalLM:
+        """An encoder–decoder predicts its labels in place: no shift."""
+        if not self.shift or not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            return self
+        return CausalLM(
+            shift=False, weight=self.weight, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
+        )
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The logits of the language model, called without its labels."""
+        return language_model_logits(model, batch)
+
+    def targets(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """For every position the token that follows it."""
+        inputs, labels = batches.split_target(batch)
+        tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
+        tokens = tokens if isinstance(tokens, Tensor) else None
+        if not self.shift:
+            return self._labels(batch)
+        if labels is None:
+            if tokens is None:
+                return self._labels(batch)  # says what is missing
+            mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+            labels = tokens if mask is None or mask.ndim != 2 else tokens.where(mask != 0, self.ignore_index)
+        elif _already_shifted(tokens, labels):
+            raise CurvlensError(
+                "The labels are the inputs shifted by one already, and CausalLM would shift them once more. Use "
+                "CausalLM(shift=False), or give the labels unshifted, as Hugging Face wants them."
+            )
+        end = labels.new_full((*labels.shape[:-1], 1), self.ignore_index)
+        return torch.cat([labels[..., 1:], end], dim=-1)
+
+
+def _already_shifted(tokens: Tensor | None, labels: Tensor) -> bool:
+    """Whether ``labels[t]`` is ``tokens[t + 1]`` all along and ``labels[t]`` is not simply ``tokens[t]``."""
+    if tokens is None or tokens.shape != labels.shape or tokens.shape[-1] < 3 or tokens.is_floating_point():
+        return False
+    same = (labels[..., :-1] == tokens[..., 1:]) | (labels[..., :-1] < 0)
+    return bool(same.all()) and bool((labels >= 0).any()) and not bool(((labels == tokens) | (labels < 0)).all())
+
+
+def language_model_logits(model: nn.Module, batch: Batch) -> Tensor:
+    """Call a language model without its labels and without a cache; an encoder–decoder gets its decoder inputs."""
+    inputs, labels = batches.split_target(batch)
+    config = getattr(model, "config", None)
+    extra: dict[str, Any] = {"use_cache": False} if getattr(config, "use_cache", None) is not None else {}
+    if isinstance(inputs, Tensor) and config is not None:
+        inputs = {"input_ids": inputs}
+    if getattr(config, "is_encoder_decoder", False) and isinstance(inputs, Mapping):
+        inputs = {**inputs, "decoder_input_ids": decoder_inputs(model, inputs, labels)}
+    logits = main_output(batches.call(model, inputs, **extra))
+    assert isinstance(logits, Tensor)
+    return logits
+
+
+def decoder_inputs(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor | None) -> Tensor:
+    """The decoder inputs of the batch, or the labels shifted right by the model's own rule."""
+    given = inputs.get("decoder_input_ids")
+    if isinstance(given, Tensor):
+        return given
+    for rule in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
+        if labels is not None and hasattr(model, rule):
+            shifted = getattr(model, rule)(labels)
+            assert isinstance(shifted, Tensor)
+            return shifted
+    raise CurvlensError("An encoder-decoder model needs 'labels' (or 'decoder_input_ids' and 'labels') in the batch.")

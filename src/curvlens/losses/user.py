@@ -1,0 +1,91 @@
+"""Losses of the user's own making."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from curvlens.batches import Batch
+from curvlens.errors import CurvlensError
+from curvlens.losses.base import Loss, Outputs, describe
+
+
+class FromOutputs(Loss):
+    """A user's ``(outputs, batch) → (sum, count)``, or any object with the two methods of the protocol."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+        self.convex = bool(getattr(loss, "convex", False))
+        self.couples_batch = bool(getattr(loss, "couples_batch", False))
+        self.row_wise = bool(getattr(loss, "row_wise", True))
+        for method in ("outputs", "curvature", "sqrt_curvature", "sample"):
+            if hasattr(loss, method):
+                setattr(self, method, getattr(loss, method))
+
+    def __repr__(self) -> str:
+        return f"FromOutputs({getattr(self._loss, '__name__', type(self._loss).__name__)})"
+
+    def sum_and_count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Any]:
+        """Call the user's function and check that it returned a pair."""
+        result = getattr(self._loss, "sum_and_count", self._loss)(outputs, batch)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise CurvlensError(
+                f"The loss returned {describe(result)}, expected (sum of the token losses, number of tokens). Return "
+                "both, without dividing. A function of the model itself has `model` as its first parameter."
+            )
+        return result
+
+
+class FromModel(Loss):
+    """A user's ``(model, batch) → number`` (or ``(sum, count)``): no split point, so a Hessian but no Gauss–Newton part."""
+
+    def __init__(self, function: Callable[[nn.Module, Batch], Any]) -> None:
+        self._function = function
+
+    def __repr__(self) -> str:
+        return f"FromModel({getattr(self._function, '__name__', type(self._function).__name__)})"
+
+    def outputs(self, model: nn.Module, batch: Batch) -> tuple[Any, ...]:
+        """What the function returned: a sum and a count, or one number of unknown weight."""
+        result = self._function(model, batch)
+        return result if isinstance(result, tuple) else (result,)
+
+    def sum_and_count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Any]:
+        """The pair itself; a lone number counts once."""
+        if len(outputs) > 2:
+            raise CurvlensError(f"The loss returned {len(outputs)} values, expected a number or (sum, count).")
+        return outputs[0], outputs[1] if len(outputs) == 2 else 1
+
+
+def as_loss(loss: Any) -> Loss:
+    """Whatever the user calls a loss, as one that follows the protocol."""
+    if isinstance(loss, type) and issubclass(loss, Loss):
+        raise CurvlensError(f"The loss is the class {loss.__name__} itself. Make one: {loss.__name__}().")
+    if isinstance(loss, Loss):
+        return loss
+    if hasattr(loss, "sum_and_count"):
+        return FromOutputs(loss)
+    if isinstance(loss, nn.Module):
+        raise CurvlensError(
+            f"The loss is the module {type(loss).__name__}, whose reduction hides how many tokens it counted. Use "
+            "losses.CrossEntropy() or losses.MSE(), or a function (outputs, batch) -> (sum, count)."
+        )
+    if callable(loss):
+        return FromModel(loss) if _takes_model(loss) else FromOutputs(loss)
+    raise CurvlensError(f"The loss is {describe(loss)}, expected one of curvlens.losses or a function; see its docs.")
+
+
+def _takes_model(function: Callable[..., Any]) -> bool:
+    """Whether the first parameter is called ``model`` (or ``module``, ``net``) or annotated as a module."""
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+    except (TypeError, ValueError):
+        return False
+    if first is None:
+        return False
+    annotation = first.annotation
+    is_module = isinstance(annotation, type) and issubclass(annotation, nn.Module)
+    return first.name in ("model", "module", "net") or is_module or str(annotation).endswith("Module")

@@ -1,0 +1,9 @@
+"""Matrix-free operators: the Hessian, its Gauss–Newton and functional part, Fisher matrices."""
+
+from curvlens.operators.base import Operator, as_operator
+from curvlens.operators.fisher import empirical_fisher, fisher
+from curvlens.operators.functional import functional
+from curvlens.operators.ggn import ggn
+from curvlens.operators.hessian import hessian
+
+__all__ = ["Operator", "as_operator", "empirical_fisher", "fisher", "functional", "ggn", "hessian"]

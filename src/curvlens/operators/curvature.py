@@ -1,0 +1,71 @@
+"""The operators of a problem: a product of its engine, restricted to some rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from curvlens.blocks import Layout
+from curvlens.errors import CurvlensError
+from curvlens.losses import FromModel
+from curvlens.operators.base import Operator, Progress
+from curvlens.operators.engine import Product, engine_of
+from curvlens.operators.graph import Graph, Parts
+from curvlens.problem import Problem
+
+Middle = Callable[[Graph, Sequence[Tensor]], Sequence[Tensor]]
+"""What stands between Jᵀ and J: a matrix at the outputs, applied to J v."""
+
+
+class Curvature(Operator):
+    """An exact, matrix-free, symmetric operator of a problem, or a block of one."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        product: Product,
+        *,
+        name: str,
+        psd: bool,
+        rows: Layout | None = None,
+        columns: Layout | None = None,
+    ) -> None:
+        rows = problem.layout if rows is None else rows
+        columns = problem.layout if columns is None else columns
+        super().__init__(
+            rows,
+            columns,
+            dtype=problem.dtype,
+            device=problem.device,
+            symmetric=rows == columns,
+            psd=psd and rows == columns,
+            name=name,
+        )
+        self.problem = problem
+        self._product = product
+        self._convex = psd
+
+    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        return engine_of(self.problem).apply(self._product, self.rows, self.columns, vectors, progress)
+
+    def _block(self, rows: Layout, columns: Layout) -> Curvature:
+        return Curvature(self.problem, self._product, name=self.name, psd=self._convex, rows=rows, columns=columns)
+
+    def _transposed(self) -> Curvature:
+        return self._block(self.columns, self.rows)
+
+
+def gauss_newton(problem: Problem, middle: Middle, *, name: str, psd: bool) -> Curvature:
+    """Jᵀ M J with a matrix M at the outputs."""
+    if isinstance(problem.loss_function, FromModel):
+        raise CurvlensError(
+            f"{problem.loss_function!r} maps the model to a number and so hides the outputs at which {name} splits "
+            "the Hessian. Use one of curvlens.losses, or a function (outputs, batch) -> (sum, count); "
+            "curvlens.hessian works as it is."
+        )
+
+    def product(graph: Graph, rows: Sequence[str], v: Parts, retain: bool) -> Parts:
+        return graph.pull(rows, middle(graph, graph.push(v)), retain=retain)
+
+    return Curvature(problem, product, name=name, psd=psd)

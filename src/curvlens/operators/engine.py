@@ -1,0 +1,197 @@
+"""When graphs are kept and when they are rebuilt.
+
+Building the graph of a piece costs a little more than one gradient, a product another one and a half to two and a half.
+So graphs are kept while they fit the memory budget; the others are rebuilt for each call of `Engine.apply`, where all
+vectors of the call share them. A piece that alone exceeds the budget is halved. Whatever is decided, the numbers are
+the same: sums over pieces are in float64 and divided once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvlens.blocks import Layout
+from curvlens.operators.graph import Graph, Parts
+from curvlens.problem import Piece, Problem
+
+Product = Callable[[Graph, Sequence[str], Parts, bool], Parts]
+"""(graph, names of the rows, vector, whether the graph is needed again) → the rows of the product."""
+
+Progress = Callable[[int, int | None], None]
+"""(products done, of how many; None while the number of pieces is unknown)."""
+
+
+class _OverBudget(Exception):
+    """The graph under construction exceeds its budget."""
+
+
+class _Meter:
+    """Counts the bytes that a graph saves for its backward passes, each storage once."""
+
+    def __init__(self, problem: Problem, limit: int | None) -> None:
+        self.limit = limit
+        self.bytes = 0
+        owned = [*problem.model.parameters(), *problem.model.buffers()]
+        self._seen = {p.untyped_storage().data_ptr() for p in owned}
+
+    def count(self, x: Tensor) -> Tensor:
+        storage = x.untyped_storage() if x.layout == torch.strided else None
+        if storage is not None and storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self.bytes += storage.nbytes()
+            if self.limit is not None and self.bytes > self.limit:
+                raise _OverBudget
+        return x
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        with torch.autograd.graph.saved_tensors_hooks(self.count, lambda x: x):
+            yield
+
+
+@dataclass
+class _Entry:
+    """A piece of the plan: where it lies in the data, and its graph if that is kept."""
+
+    index: int
+    start: int
+    stop: int | None
+    graph: Graph | None
+    bytes: int
+
+
+class Engine:
+    """Applies second-order products to vectors, over all the data of a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._plan: list[_Entry] | None = None
+        self._point: tuple[object, ...] = ()
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the kept graphs hold."""
+        return sum(entry.bytes for entry in self._plan or [] if entry.graph is not None)
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether some graphs are rebuilt for every call."""
+        return self._plan is not None and any(entry.graph is None for entry in self._plan)
+
+    def release(self) -> None:
+        """Drop all kept graphs; the next product builds them anew."""
+        self._plan = None
+
+    def apply(
+        self,
+        product: Product,
+        rows: Layout,
+        columns: Layout,
+        vectors: Tensor,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """The product with every column of ``vectors``, (columns.size, k) → (rows.size, k)."""
+        k = vectors.shape[1]
+        total = torch.zeros(k, rows.size, dtype=torch.float64, device=self.problem.device)
+        count, done = 0.0, 0
+        parts = [columns.unflatten(v) for v in vectors.T.contiguous()]
+        names = [n for n in self.problem.layout.names if n in rows.shapes or n in columns.shapes]
+        for graph, kept in self._graphs(names):
+            for j, v in enumerate(parts):
+                result = product(graph, rows.names, v, kept or j + 1 < k)
+                for name, part in result.items():
+                    total[j, rows.slices[name]] += part.detach().reshape(-1)
+                done += 1
+                if progress is not None:
+                    progress(done, len(self._plan) * k if self._plan is not None else None)
+            count += graph.count
+        total /= self.problem.checked_count(count)
+        return total.T.to(self.problem.dtype)
+
+    def _graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
+        """All graphs in the order of the data, and whether each is kept."""
+        point = self.problem.point()
+        if point != self._point:
+            self._plan, self._point = None, point
+        if self._plan is None:
+            yield from self._first_pass()
+        elif not self.rebuilds:
+            for entry in self._plan:
+                assert entry.graph is not None
+                yield entry.graph, True
+        else:
+            yield from self._later_pass(self._plan, names)
+
+    def _first_pass(self) -> Iterator[tuple[Graph, bool]]:
+        """Build every graph, keep what fits, cut what does not, and write down what was decided."""
+        plan: list[_Entry] = []
+        everything = self.problem.layout.names
+        unused, keeping = set(everything), True
+        for piece in self.problem.pieces():
+            todo = [piece]
+            while todo:
+                piece = todo.pop(0)
+                held = sum(entry.bytes for entry in plan if entry.graph is not None)
+                meter = _Meter(self.problem, self.problem.memory - held)
+                try:
+                    graph = self._build(piece, meter)
+                except _OverBudget:
+                    keeping = False
+                    if held:  # room for one transient graph, as large as the largest kept
+                        next(entry for entry in reversed(plan) if entry.graph is not None).graph = None
+                        todo.insert(0, piece)
+                        continue
+                    if (piece.size or 1) > 1:
+                        self.problem.check_split(piece)
+                        todo[:0] = piece.cut((piece.size or 2) // 2)
+                        continue
+                    meter = _Meter(self.problem, None)
+                    graph = self._build(piece, meter)
+                stop = None if piece.size is None else piece.start + piece.size
+                plan.append(_Entry(piece.index, piece.start, stop, graph if keeping else None, meter.bytes))
+                unused &= graph.unused
+                yield graph, keeping
+                del graph
+        self.problem.say_unused(unused)
+        self._plan = plan
+
+    def _later_pass(self, plan: list[_Entry], names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
+        """Kept graphs as they are, the others rebuilt for just the parameters this product needs."""
+        todo = iter(plan)
+        entry = next(todo, None)
+        for piece in self.problem.pieces():
+            while entry is not None and entry.index == piece.index and entry.start >= piece.start:
+                part = piece
+                if entry.stop is not None and piece.size is not None:
+                    if entry.start >= piece.start + piece.size:
+                        break
+                    if entry.start > piece.start:
+                        part = part.cut(entry.start - piece.start)[1]
+                    if part.size is not None and entry.stop - entry.start < part.size:
+                        part = part.cut(entry.stop - entry.start)[0]
+                if entry.graph is not None:
+                    yield entry.graph, True
+                else:
+                    yield Graph(self.problem, part, names), False
+                entry = next(todo, None)
+
+    def _build(self, piece: Piece, meter: _Meter) -> Graph:
+        with meter.watch():
+            graph = Graph(self.problem, piece, self.problem.layout.names)
+        for x in graph.tensors():
+            meter.count(x)
+        return graph
+
+
+def engine_of(problem: Problem) -> Engine:
+    """The engine of a problem: one for all its operators, so that they share graphs."""
+    if problem._engine is None:
+        problem._engine = Engine(problem)
+    engine = problem._engine
+    assert isinstance(engine, Engine)
+    return engine

@@ -1,0 +1,83 @@
+"""Fisher matrices: Gauss–Newton matrices whose middle is an outer product of gradients at the outputs.
+
+A *row* is the last axis of the outputs, the logits of one token. With the gradient e_i of the loss of token i at its
+row, both are (1/n) Σ_i J_iᵀ e_i e_iᵀ J_i; they differ in the label that e_i is taken for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from curvlens import batches
+from curvlens.errors import CurvlensError
+from curvlens.operators.curvature import Curvature, gauss_newton
+from curvlens.operators.graph import Graph, Seam
+from curvlens.problem import Problem
+
+
+def fisher(problem: Problem, *, samples: int = 1, seed: int = 0) -> Curvature:
+    """The Fisher matrix with labels drawn from the model, ``samples`` for every token: an unbiased estimate of G.
+
+    The labels of a sample depend on the seed and on its place in the data alone, so every product sees the same ones,
+    however the data is batched.
+    """
+    if samples < 1:
+        raise CurvlensError(f"samples={samples}, expected 1 or more.")
+
+    def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
+        assert graph.seam is not None
+        total = [torch.zeros_like(x) for x in t]
+        for draw in range(samples):
+            for out, x, e in zip(total, t, _sampled(graph.seam, seed * samples + draw), strict=True):
+                out += e * (e * x).sum(-1, keepdim=True) / samples
+        return total
+
+    _require_rows(problem, "fisher")
+    return gauss_newton(problem, middle, name="Fisher", psd=True)
+
+
+def empirical_fisher(problem: Problem) -> Curvature:
+    """The mean over tokens of the outer product of their gradients, with the labels of the data.
+
+    This is the second moment of the gradients, not a curvature: it tends to G only where the model is well specified
+    and trained.
+    """
+
+    def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
+        assert graph.seam is not None
+        return [e * (e * x).sum(-1, keepdim=True) for e, x in zip(graph.seam.gradient, t, strict=True)]
+
+    _require_rows(problem, "empirical_fisher")
+    return gauss_newton(problem, middle, name="Empirical Fisher", psd=True)
+
+
+def _require_rows(problem: Problem, name: str) -> None:
+    if not problem.loss_function.row_wise:
+        raise CurvlensError(
+            f"{name} is a mean over the rows of the outputs, and {problem.loss_function!r} couples them. Use ggn."
+        )
+
+
+@torch.no_grad()
+def _sampled(seam: Seam, seed: int) -> list[Tensor]:
+    """Gradients at the outputs for drawn labels; every sample of the data has a random stream of its own."""
+    size = seam.piece.size
+    if size is None or batches.batch_size(seam.outputs) != size:
+        draws = [seam.loss.sample(seam.outputs, seam.piece.batch, _generator(seed, seam.piece.offset))]
+    else:
+        draws = [seam.loss.sample(f, y, _generator(seed, seam.piece.offset + i)) for i, (f, y) in _rows(seam, size)]
+    return [torch.cat(parts) for parts in zip(*(seam.flat(draw) for draw in draws), strict=True)]
+
+
+def _rows(seam: Seam, size: int) -> Iterator[tuple[int, tuple[object, object]]]:
+    for i in range(size):
+        yield i, (batches.rows(seam.outputs, i, i + 1), batches.rows(seam.piece.batch, i, i + 1))
+
+
+def _generator(seed: int, place: int) -> torch.Generator:
+    """A stream of its own for every (seed, place): mixed, since neighbouring seeds give related streams."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + (place + 1) * 0xBF58476D1CE4E5B9) % 2**63
+    return torch.Generator().manual_seed(mixed ^ (mixed >> 31))

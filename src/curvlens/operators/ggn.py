@@ -1,0 +1,30 @@
+"""The generalised Gauss–Newton matrix G."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from curvlens.operators.curvature import Curvature, gauss_newton
+from curvlens.operators.graph import Graph
+from curvlens.problem import Problem
+
+
+def ggn(problem: Problem) -> Curvature:
+    """G = Jᵀ Λ J with the Jacobian J = ∂f/∂θ of the outputs and the Hessian Λ = ∂²ℓ/∂f² of the loss at them.
+
+    Positive semidefinite where the loss is convex in the outputs.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False).double()
+    >>> x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    >>> ggn(Problem(model, (x, torch.zeros(1, 1)), MSE())).dense()
+    tensor([[2., 4.],
+            [4., 8.]], dtype=torch.float64)
+    """
+
+    def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
+        assert graph.seam is not None
+        return graph.seam.curvature(t)
+
+    return gauss_newton(problem, middle, name="GGN", psd=problem.loss_function.convex)

@@ -1,0 +1,187 @@
+"""The first-order graph of one piece of data, from which every second-order product is one or two backward passes.
+
+With the outputs f(θ) and the loss gradient λ = ∂ℓ/∂f, the gradient is g(θ, λ) = J(θ)ᵀ λ. It is built once, with λ as
+a tensor of its own in the graph. Then, for a direction v (`docs/math.md`, "Products"),
+
+- J v = ∂⟨g, v⟩/∂λ,
+- F v = ∂⟨g, v⟩/∂θ with λ held fixed: the functional part,
+- H v = ∂⟨g, v⟩/∂θ with λ = ∂ℓ/∂f(θ): the Hessian,
+- G v = Jᵀ Λ J v with the output Hessian Λ of the loss.
+
+All four are reverse-over-reverse. λ is tied to f by a seam that is open for H (its backward is Λ in closed form) and
+closed for F, so one graph serves all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens import batches
+from curvlens.errors import CurvlensError
+from curvlens.losses import FromModel
+from curvlens.problem import Piece, Problem
+
+Parts = dict[str, Tensor]
+"""A vector by parameter name; a name that is missing means zeros."""
+
+
+class Seam:
+    """Where the loss meets the outputs: λ = ∂ℓ/∂f, and Λ = ∂²ℓ/∂f² behind it."""
+
+    def __init__(self, problem: Problem, piece: Piece, outputs: Any) -> None:
+        self.loss = problem.loss_function
+        self.piece = piece
+        self.open = True
+        self._floating = [x.is_floating_point() for x in batches.tensors(outputs)]
+        self.outputs = batches.map_tensors(Tensor.detach, outputs)
+        leaves = [
+            x.requires_grad_() if is_float else x for x, is_float in zip(self._leaves(), self._floating, strict=True)
+        ]
+        with torch.enable_grad():
+            total, self.count = problem.sum_and_count(batches.replace_tensors(outputs, leaves), piece)
+        wanted = [x for x in leaves if x.requires_grad]
+        problem.require_dependence(total)
+        self.gradient = torch.autograd.grad(total, wanted, materialize_grads=True, allow_unused=True)
+
+    def _leaves(self) -> list[Tensor]:
+        return [x.detach() for x in batches.tensors(self.outputs)]
+
+    def tree(self, floating: Iterable[Tensor]) -> Any:
+        """A tree like the outputs, from its floating-point tensors."""
+        new = iter(floating)
+        leaves = batches.tensors(self.outputs)
+        return batches.replace_tensors(
+            self.outputs, [next(new) if f else x for x, f in zip(leaves, self._floating, strict=True)]
+        )
+
+    def flat(self, tree: Any) -> list[Tensor]:
+        """The floating-point tensors of a tree like the outputs."""
+        return [x for x, f in zip(batches.tensors(tree), self._floating, strict=True) if f]
+
+    @torch.no_grad()
+    def curvature(self, t: Sequence[Tensor]) -> list[Tensor]:
+        """Λ t."""
+        return self.flat(self.loss.curvature(self.outputs, self.piece.batch, self.tree(t)))
+
+
+class _LossGradient(torch.autograd.Function):
+    """f ↦ λ; its backward is Λ, or nothing while the seam is closed."""
+
+    @staticmethod
+    def forward(ctx: Any, seam: Seam, values: Sequence[Tensor], *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.seam = seam
+        return tuple(values)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *t: Tensor) -> tuple[Tensor | None, ...]:
+        seam: Seam = ctx.seam
+        if not seam.open:
+            return (None, None, *(None for _ in t))
+        return (None, None, *seam.curvature(t))
+
+
+class Graph:
+    """The gradient of one piece, as a graph in the named parameters."""
+
+    def __init__(self, problem: Problem, piece: Piece, names: Iterable[str]) -> None:
+        self.leaves = problem.leaves(names)
+        with torch.enable_grad():
+            try:
+                outputs = problem.outputs(piece.batch, self.leaves, twice=True)
+                self._build(problem, piece, outputs)
+            except (RuntimeError, NotImplementedError) as error:
+                raise _explained(error) from error
+
+    def _build(self, problem: Problem, piece: Piece, outputs: Any) -> None:
+        inputs = list(self.leaves.values())
+        self.seam: Seam | None = None
+        if isinstance(problem.loss_function, FromModel):
+            total, self.count = problem.sum_and_count(outputs, piece)
+            problem.require_dependence(total)
+            gradient = torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True)
+        else:
+            self.seam = Seam(problem, piece, outputs)
+            self.count = self.seam.count
+            self.outputs = self.seam.flat(outputs)
+            values = [x.detach() for x in self.seam.gradient]
+            self.cotangent = _LossGradient.apply(self.seam, values, *self.outputs)  # type: ignore[no-untyped-call]
+            pairs = [(f, w) for f, w in zip(self.outputs, self.cotangent, strict=True) if f.requires_grad]
+            problem.require_dependence(pairs[0][0] if pairs else outputs_without_graph())
+            gradient = torch.autograd.grad(
+                [f for f, _ in pairs], inputs, [w for _, w in pairs], create_graph=True, allow_unused=True
+            )
+        self.gradient = dict(zip(self.leaves, gradient, strict=True))
+
+    @property
+    def unused(self) -> set[str]:
+        """Parameters this piece of the loss does not depend on."""
+        return {name for name, g in self.gradient.items() if g is None}
+
+    def _pull(self, wrt: Sequence[Tensor], v: Parts, *, retain: bool) -> Sequence[Tensor]:
+        """∂⟨g, v⟩/∂wrt."""
+        pairs = [(g, v[name].to(g.dtype)) for name in v if (g := self.gradient[name]) is not None and g.requires_grad]
+        if not pairs:
+            return [torch.zeros_like(x) for x in wrt]
+        try:
+            return torch.autograd.grad(
+                [g for g, _ in pairs],
+                wrt,
+                [x for _, x in pairs],
+                retain_graph=retain,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        except (RuntimeError, NotImplementedError) as error:
+            raise _explained(error) from error
+
+    def second(self, rows: Sequence[str], v: Parts, *, functional: bool, retain: bool) -> Parts:
+        """The rows of H v, or of F v with ``functional``."""
+        if self.seam is not None:
+            self.seam.open = not functional
+        return dict(zip(rows, self._pull([self.leaves[name] for name in rows], v, retain=retain), strict=True))
+
+    def push(self, v: Parts) -> list[Tensor]:
+        """J v, one tensor for each floating-point output."""
+        assert self.seam is not None
+        return list(self._pull(self.cotangent, v, retain=True))
+
+    def pull(self, rows: Sequence[str], u: Sequence[Tensor], *, retain: bool) -> Parts:
+        """The rows of Jᵀ u."""
+        pairs = [(f, x) for f, x in zip(self.outputs, u, strict=True) if f.requires_grad]
+        parts = torch.autograd.grad(
+            [f for f, _ in pairs],
+            [self.leaves[name] for name in rows],
+            [x.to(f.dtype) for f, x in pairs],
+            retain_graph=retain,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return dict(zip(rows, parts, strict=True))
+
+    def tensors(self) -> list[Tensor]:
+        """What the graph holds besides saved tensors."""
+        held = [g for g in self.gradient.values() if g is not None]
+        return held if self.seam is None else [*held, *self.outputs, *self.seam.gradient]
+
+
+def outputs_without_graph() -> Tensor:
+    """A stand-in for outputs that do not depend on any parameter."""
+    return torch.zeros(())
+
+
+def _explained(error: Exception) -> Exception:
+    """torch's word for a missing second derivative, in ours; any other error as it is."""
+    text = str(error)
+    signs = ("derivative for", "double backward", "twice differentiable", "does not support", "once_differentiable")
+    if not any(sign in text for sign in signs):
+        return error
+    return CurvlensError(
+        "A kernel of this model cannot be differentiated twice. Use the plain implementation of that layer "
+        "(attn_implementation='eager' in Hugging Face models, no torch.compile, no custom fused kernels). "
+        f"torch said: {text.splitlines()[0]}"
+    )

@@ -1,0 +1,410 @@
+"""A problem: a model, data and a loss. It means one number, however the data is cut into batches."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from curvlens import batches
+from curvlens.batches import Batch, Data
+from curvlens.blocks import Layout
+from curvlens.errors import CurvlensError, CurvlensWarning, listing
+from curvlens.losses import FromModel, Loss, as_loss
+from curvlens.memory import available_bytes, parse_bytes
+from curvlens.precision import keep_dtype
+from curvlens.sdpa import second_order
+
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some samples of one batch, on the model's device: what goes through the model in one go."""
+
+    index: int
+    """Which batch."""
+    start: int
+    """Its first sample, counted inside the batch."""
+    offset: int
+    """Its first sample, counted over all the data (for a batch that cannot be cut: over batches)."""
+    batch: Batch
+
+    @property
+    def size(self) -> int | None:
+        """How many samples, None if the batch cannot be cut."""
+        return batches.batch_size(self.batch)
+
+    def cut(self, at: int) -> tuple[Piece, Piece]:
+        """Two pieces, the first of ``at`` samples."""
+        size = self.size
+        assert size is not None
+        head = Piece(self.index, self.start, self.offset, batches.rows(self.batch, 0, at))
+        return head, Piece(self.index, self.start + at, self.offset + at, batches.rows(self.batch, at, size))
+
+
+class _Outputs(nn.Module):
+    """``loss.outputs(model, batch)`` as the forward of a module, so that parameters can be exchanged for one call."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, batch: Batch) -> Any:
+        return self._loss.outputs(self.model, batch)
+
+
+class Problem:
+    """The loss Σ token losses / Σ valid tokens of a model over data, as a function of some of its parameters.
+
+    Args:
+        model: any ``nn.Module``, in the mode (``model.eval()``) in which it is to be looked at.
+        data: batches that can be gone through again and again: a list, a ``DataLoader`` without shuffling, or one batch
+            (a tensor, a dict, a tuple).
+        loss: one of `curvlens.losses`, or a function ``(outputs, batch) → (sum, count)``.
+        params: names or patterns of the parameters; all that require a gradient, if not given.
+        micro_batch: at most so many samples go through the model at a time. It changes memory and nothing else.
+        memory: budget for graphs that are kept between products; half of what is free, if not given. Graphs that do not
+            fit are rebuilt for every product, in smaller pieces where needed. It changes time and nothing else.
+
+    The problem follows the model: products after a training step are those at the new parameters.
+
+    >>> model = nn.Linear(3, 1, bias=False).double()
+    >>> x = torch.eye(3, dtype=torch.float64)
+    >>> problem = Problem(model, (x, torch.zeros(3, 1)), MSE())
+    >>> bool(torch.isclose(torch.tensor(problem.loss()), model.weight.square().mean()))
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        loss: Any,
+        params: str | Iterable[str] | None = None,
+        *,
+        micro_batch: int | None = None,
+        memory: int | float | str | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise CurvlensError(f"The model is a {type(model).__name__}, expected a torch.nn.Module.")
+        if micro_batch is not None and (not isinstance(micro_batch, int) or micro_batch < 1):
+            raise CurvlensError(f"micro_batch={micro_batch!r}, expected a number of samples, 1 or more.")
+        self.model = model
+        self.loss_function = as_loss(loss).for_model(model)
+        self.micro_batch = micro_batch
+        self._chosen = _choose(model, params)
+        self.layout = Layout({name: tuple(p.shape) for name, p in self._chosen.items()})
+        self.device, self.dtype = _device_and_dtype(model, self._chosen)
+        self.memory = available_bytes(self.device) // 2 if memory is None else parse_bytes(memory)
+        self._call = _Outputs(model, self.loss_function)
+        self._theta: Tensor | None = None
+        self._count: float | None = None
+        self._split_checked = False
+        self._unused_said = False
+        self._engine: Any = None
+        _check_batch_norm(model)
+        self.data = Data(data)
+        self._check_first_batch()
+
+    def __repr__(self) -> str:
+        tokens = "" if self._count is None else f", {self._count:g} tokens"
+        return (
+            f"Problem({type(self.model).__name__}, {self.loss_function}, {len(self.layout.names)} parameters of "
+            f"{self.layout.size} numbers, {str(self.dtype).removeprefix('torch.')} on {self.device}{tokens})"
+        )
+
+    # The loss and its gradient
+
+    def loss(self) -> float:
+        """The loss: one number, whatever the batches."""
+        total, count = 0.0, 0.0
+        with torch.no_grad():
+            for piece in self.pieces():
+                s, c = self.sum_and_count(self.outputs(piece.batch), piece)
+                total, count = total + s.item(), count + c
+        return total / self.checked_count(count)
+
+    def gradient(self) -> Tensor:
+        """The gradient of the loss, flat, in the order of `layout`."""
+        total = torch.zeros(self.layout.size, dtype=torch.float64, device=self.device)
+        unused, count = set(self.layout.names), 0.0
+        for piece in self.pieces():
+            leaves = self.leaves(self.layout.names)
+            with torch.enable_grad():
+                s, c = self.sum_and_count(self.outputs(piece.batch, leaves), piece)
+                self.require_dependence(s)
+                parts = torch.autograd.grad(s, list(leaves.values()), allow_unused=True)
+            for name, part in zip(leaves, parts, strict=True):
+                if part is not None:
+                    unused.discard(name)
+                    total[self.layout.slices[name]] += part.reshape(-1)
+            count += c
+        self.say_unused(unused)
+        return (total / self.checked_count(count)).to(self.dtype)
+
+    @property
+    def n_tokens(self) -> int | float:
+        """What the summed loss is divided by: the number of valid tokens (with class weights their weight)."""
+        if self._count is None:
+            self.loss()
+        assert self._count is not None
+        return int(self._count) if self._count == int(self._count) else self._count
+
+    # The point
+
+    @property
+    def theta(self) -> Tensor:
+        """The chosen parameters as one flat vector (a copy)."""
+        if self._theta is not None:
+            return self._theta.clone()
+        parts = {name: p.detach() for name, p in self._chosen.items()}
+        return self.layout.flatten(parts, dtype=self.dtype, device=self.device)
+
+    def with_params(self, theta: Tensor | Mapping[str, Tensor]) -> Problem:
+        """The same problem at another point, flat or by name; the model itself is not touched."""
+        other = copy.copy(self)
+        other._engine = None
+        other._theta = self.as_vector(theta).clone()
+        return other
+
+    def as_vector(self, theta: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """A flat vector from a flat vector or a dict by name, checked."""
+        if isinstance(theta, Mapping):
+            return self.layout.flatten(theta, dtype=self.dtype, device=self.device)
+        if not isinstance(theta, Tensor) or theta.shape != (self.layout.size,):
+            given = f"shape {tuple(theta.shape)}" if isinstance(theta, Tensor) else f"a {type(theta).__name__}"
+            raise CurvlensError(
+                f"Expected a flat vector of {self.layout.size} numbers or a dict by parameter name, got {given}."
+            )
+        return theta.detach().to(device=self.device, dtype=self.dtype)
+
+    def leaves(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The named parameters as leaves of a new graph, sharing their memory."""
+        if self._theta is not None:
+            values = self.layout.unflatten(self._theta)
+            return {n: values[n].to(self._chosen[n].dtype).detach().requires_grad_() for n in names}
+        return {name: self._chosen[name].detach().requires_grad_() for name in names}
+
+    def point(self) -> tuple[Any, ...]:
+        """A fingerprint of parameters and modes: it changes when the point does, also by writes to ``.data``."""
+        modes = tuple(m.training for m in self.model.modules())
+        if self._theta is not None:
+            return (modes,)
+        with torch.no_grad():
+            sums = [s for p in self.model.parameters() for s in (p.sum(dtype=torch.float64), p.double().norm())]
+            marks = torch.stack(sums).tolist()
+        return (modes, tuple(p.data_ptr() for p in self.model.parameters()), *map(repr, marks))
+
+    # One piece at a time
+
+    def pieces(self) -> Iterator[Piece]:
+        """The data, batch by batch on the model's device, cut into micro-batches."""
+        offset, index = 0, -1
+        for index, raw in enumerate(self.data):
+            if index and self.loss_function.couples_batch and not getattr(self.loss_function, "per_batch", False):
+                raise CurvlensError(
+                    f"{self.loss_function!r} couples the samples of a batch, so its value depends on how the data is "
+                    "cut. Give one batch, or say per_batch=True for the mean over the batches as they are."
+                )
+            piece = Piece(index, 0, offset, batches.to_device(raw, self.device))
+            size = piece.size
+            offset += 1 if size is None else size
+            if self.micro_batch is None or size is None or size <= self.micro_batch:
+                if self.micro_batch is not None and size is None:
+                    self.check_split(piece)
+                yield piece
+                continue
+            self.check_split(piece)
+            while size is not None and size > self.micro_batch:
+                head, piece = piece.cut(self.micro_batch)
+                size -= self.micro_batch
+                yield head
+            yield piece
+        if index > 0 and isinstance(self.loss_function, FromModel) and self._lone_number:
+            raise CurvlensError(
+                f"The loss returns one number a batch and the data has {index + 1} batches, so how to weigh them is "
+                "unknown. Return (sum, count) from the loss, or give one batch."
+            )
+
+    _lone_number = False
+
+    def outputs(self, batch: Batch, leaves: Mapping[str, Tensor] | None = None, *, twice: bool = False) -> Any:
+        """The outputs of the model, as a function of ``leaves``; ``twice`` if second derivatives are wanted of it."""
+        if leaves is None:
+            leaves = self.leaves(self.layout.names) if self._theta is not None else {}
+        state = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        state.update({f"model.{name}": leaf for name, leaf in leaves.items()})
+        with ExitStack() as stack:
+            stack.enter_context(keep_dtype(self.model))
+            if twice:
+                stack.enter_context(second_order())
+            return functional_call(self._call, state, (batch,))
+
+    def sum_and_count(self, outputs: Any, piece: Piece) -> tuple[Tensor, float]:
+        """The summed loss (a float64 scalar) and the count of a piece, both checked."""
+        if isinstance(self.loss_function, FromModel):
+            self._lone_number = len(outputs) == 1
+        s, c = self.loss_function.sum_and_count(outputs, piece.batch)
+        if not isinstance(s, Tensor) or s.numel() != 1:
+            given = f"a tensor of shape {tuple(s.shape)}" if isinstance(s, Tensor) else f"a {type(s).__name__}"
+            raise CurvlensError(
+                f"{self.loss_function!r} returned {given} as its sum, expected a scalar tensor. Sum over the tokens, "
+                "and return their number beside it: (losses.sum(), losses.numel())."
+            )
+        count = float(c.detach()) if isinstance(c, Tensor) else float(c)
+        if not math.isfinite(count) or count < 0:
+            raise CurvlensError(f"{self.loss_function!r} counted {count} tokens in batch {piece.index}.")
+        if not math.isfinite(float(s.detach())):
+            raise CurvlensError(
+                f"The loss of batch {piece.index} (samples from {piece.start}) is {float(s.detach())}. Look at this "
+                "batch and at the parameters for NaN or infinite values; nothing beyond it was computed."
+            )
+        return s.reshape(()).double(), count
+
+    # What would make a result wrong
+
+    def checked_count(self, count: float) -> float:
+        """The total count, remembered; zero is an error."""
+        if count == 0:
+            raise CurvlensError(
+                "No token of the data counts: every label is ignored (-100), or every mask is 0. Check the labels."
+            )
+        self._count = count
+        return count
+
+    def check_split(self, piece: Piece) -> None:
+        """Make sure that cutting a batch along its first axis leaves its loss alone; once, on the first batch cut."""
+        if self.loss_function.couples_batch:
+            raise CurvlensError(f"{self.loss_function!r} couples the samples of a batch: it cannot be cut.")
+        if self._split_checked:
+            return
+        size = piece.size
+        if size is None:
+            shapes = [tuple(x.shape) for x in batches.tensors(piece.batch)]
+            raise CurvlensError(
+                f"A batch can only be cut if all its tensors have the samples as their first axis; these are {shapes}. "
+                "Leave micro_batch out, or bring the samples to the front."
+            )
+        with torch.no_grad():
+            parts = [piece, *piece.cut(size // 2)]
+            (whole, n), (a, na), (b, nb) = (self.sum_and_count(self.outputs(p.batch), p) for p in parts)
+        tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(self.dtype, 2e-2)
+        if abs(float(whole - a - b)) > tolerance * max(abs(float(whole)), 1e-3 * n) or abs(n - na - nb) > 1e-9 * n:
+            raise CurvlensError(
+                f"Cutting a batch along its first axis changes its loss: {float(whole):.6g} as a whole, "
+                f"{float(a + b):.6g} in two parts. Its samples are coupled, or the first axis is not the samples' "
+                "(sequence-first layout?). Leave micro_batch out and raise the memory budget, or give smaller batches."
+            )
+        self._split_checked = True
+
+    def require_dependence(self, value: Tensor) -> None:
+        """The loss has to depend on the chosen parameters at all."""
+        if not value.requires_grad:
+            raise CurvlensError(
+                f"The loss does not depend on any of the chosen parameters ({listing(self.layout.names)}). Is the "
+                "forward pass inside torch.no_grad(), or detached?"
+            )
+
+    def say_unused(self, names: Iterable[str]) -> None:
+        """Parameters the loss does not depend on have rows of zeros; say so, once."""
+        unused = [name for name in self.layout.names if name in set(names)]
+        if unused and not self._unused_said:
+            self._unused_said = True
+            warnings.warn(
+                f"The loss does not depend on {listing(unused)}: their rows are zero. Leave them out with params=.",
+                CurvlensWarning,
+                stacklevel=2,
+            )
+
+    def _check_first_batch(self) -> None:
+        """One forward pass over the first batch: is there a loss, is it finite, is it the same twice?"""
+        raw = self.data.first()
+        piece = Piece(0, 0, 0, batches.to_device(raw, self.device))
+        size = piece.size
+        if self.micro_batch is not None and size is not None and size > self.micro_batch:
+            self.check_split(piece)
+            piece = piece.cut(self.micro_batch)[0]
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda), torch.no_grad():
+            before = torch.random.get_rng_state()
+            first, _ = self.sum_and_count(self.outputs(piece.batch), piece)
+            consumed = bool(cuda) or not torch.equal(before, torch.random.get_rng_state())
+            if consumed:
+                torch.manual_seed(int(before.sum()) + 1)
+                second, _ = self.sum_and_count(self.outputs(piece.batch), piece)
+                if not torch.isclose(first, second, rtol=1e-6):
+                    active = [n for n, m in self.model.named_modules() if m.training and getattr(m, "p", 0)]
+                    where = f" Active dropout: {listing(active)}." if active else ""
+                    raise CurvlensError(
+                        f"The loss is random: two passes over the same batch gave {float(first):.8g} and "
+                        f"{float(second):.8g}. Switch dropout off with model.eval().{where}"
+                    )
+        if self.dtype in _LOW_PRECISION:
+            digits = {torch.float16: 3, torch.bfloat16: 2}[self.dtype]
+            warnings.warn(
+                f"The model is in {str(self.dtype).removeprefix('torch.')}: second derivatives carry about {digits} "
+                "digits at best. Use model.float(), or model.double() for exact work.",
+                CurvlensWarning,
+                stacklevel=3,
+            )
+
+
+def _choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn.Parameter]:
+    """The parameters to differentiate by: those named, or all that require a gradient."""
+    everything = dict(model.named_parameters())
+    trainable = {name: p for name, p in everything.items() if p.requires_grad}
+    if not everything:
+        raise CurvlensError(f"{type(model).__name__} has no parameters: there is nothing to differentiate by.")
+    if params is not None:
+        wanted = [params] if isinstance(params, str) else list(params)
+        known = Layout({name: tuple(p.shape) for name, p in everything.items()})
+        names = known.match(_untied(model, item, everything) for item in wanted)
+        frozen = [name for name in names if name not in trainable]
+        if frozen and any(item in frozen for item in wanted):
+            raise CurvlensError(f"{listing(frozen)} is frozen. Call requires_grad_(True) on it, or leave it out.")
+        trainable = {name: trainable[name] for name in names if name in trainable}
+    if not trainable:
+        raise CurvlensError(
+            f"No trainable parameter: {listing(everything)} all have requires_grad=False. "
+            "Call model.requires_grad_(True), or on those you want."
+        )
+    return trainable
+
+
+def _untied(model: nn.Module, name: str, known: Mapping[str, nn.Parameter]) -> str:
+    """A tied tensor goes by its first name; any of its names may be given."""
+    if name in known:
+        return name
+    aliases = dict(model.named_parameters(remove_duplicate=False))
+    return next((first for first, p in known.items() if p is aliases.get(name)), name)
+
+
+def _device_and_dtype(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> tuple[torch.device, torch.dtype]:
+    devices = {p.device: name for name, p in model.named_parameters()}
+    if len(devices) > 1:
+        places = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
+        raise CurvlensError(f"The parameters are on several devices ({places}). Bring them to one: model.to(device).")
+    dtype = next(iter(chosen.values())).dtype
+    for p in chosen.values():
+        dtype = torch.promote_types(dtype, p.dtype)
+    return next(iter(devices)), dtype
+
+
+def _check_batch_norm(model: nn.Module) -> None:
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    active = [name for name, m in model.named_modules() if isinstance(m, norms) and m.training]
+    if active:
+        raise CurvlensError(
+            f"Batch-norm is in training mode ({listing(active)}): it couples the samples of a batch and changes its own "
+            "statistics with every pass. Call model.eval()."
+        )

@@ -1,0 +1,51 @@
+"""How a model comes to use attention that can be differentiated twice: a mode, not a patch.
+
+torch's fused kernels have neither a double backward nor forward-mode derivatives (pytorch#116350). Inside
+`second_order` every call of ``F.scaled_dot_product_attention``, be it from Hugging Face, ``nn.MultiheadAttention`` or
+the user's own code, takes the written-out formula. The mode belongs to the thread, nests, and ends with its block.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from curvlens.sdpa.reference import scaled_dot_product_attention
+
+
+def _not_overridden(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a Python function of torch that does not ask for overrides, so that its body runs inside the mode.
+
+    torch leaves the mode while an overridden function runs, and thereby hides the attention inside it.
+    """
+    assert isinstance(function, types.FunctionType)
+    scope = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+_multi_head_attention = _not_overridden(F.multi_head_attention_forward)
+
+
+class second_order(TorchFunctionMode):  # noqa: N801 - used as a verb: `with second_order():`
+    """Inside, attention can be differentiated twice; results differ from the fused kernels' by rounding only."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return scaled_dot_product_attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:
+                return _multi_head_attention(*args, **kwargs)
+        return func(*args, **kwargs)
