@@ -103,7 +103,7 @@ Fingerprint = tuple[Any, ...]
 
 
 def fingerprint(batch: Batch) -> Fingerprint:
-    """Shapes, dtypes and two checksums of every tensor: equal for equal batches, different for all others but by design."""
+    """Shape, dtype and two checksums of every tensor."""
 
     def mark(x: Tensor) -> tuple[Any, ...]:
         flat = x.detach().reshape(-1)
@@ -117,6 +117,12 @@ def fingerprint(batch: Batch) -> Fingerprint:
         return (tuple(x.shape), str(x.dtype), *map(repr, sums))
 
     return tuple(mark(x) for x in tensors(batch))
+
+
+def _one_shot(source: Iterable[Any]) -> bool:
+    """Whether going through the source uses it up: it is its own iterator."""
+    iterator: object = iter(source)
+    return iterator is source
 
 
 class Data:
@@ -137,11 +143,11 @@ class Data:
         if isinstance(source, DataLoader):
             if isinstance(source.sampler, RandomSampler):
                 raise CurvlensError(
-                    "The data is a DataLoader that shuffles: every pass would see other batches, and a curvature has to "
-                    "be applied many times to the same loss. Build it with DataLoader(..., shuffle=False), or freeze "
+                    "The data is a DataLoader that shuffles: every pass would see other batches, but a curvature is "
+                    "applied many times to one loss. Build it with DataLoader(..., shuffle=False), or freeze "
                     "one epoch with data=list(loader)."
                 )
-            if isinstance(source.dataset, IterableDataset) and iter(source.dataset) is source.dataset:
+            if isinstance(source.dataset, IterableDataset) and _one_shot(source.dataset):
                 raise CurvlensError("The data set behind the DataLoader can be read only once. Use data=list(loader).")
             return source
         if not hasattr(source, "__iter__"):
@@ -149,7 +155,7 @@ class Data:
                 f"The data is a {type(source).__name__}, expected batches that can be iterated over: a list, a "
                 "DataLoader, or a single batch (tensor, dict or tuple)."
             )
-        if iter(source) is source:
+        if _one_shot(source):
             raise CurvlensError(
                 f"The data is a {type(source).__name__}, which can be gone through only once; a curvature needs many "
                 "passes. Keep the batches: data=list(batches)."

@@ -6,8 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,38 +16,14 @@ from torch.func import functional_call
 from curvlens import batches
 from curvlens.batches import Batch, Data
 from curvlens.blocks import Layout
+from curvlens.checks import check_batch_norm, check_deterministic, check_split, warn_low_precision
 from curvlens.errors import CurvlensError, CurvlensWarning, listing
 from curvlens.losses import FromModel, Loss, as_loss
 from curvlens.memory import available_bytes, parse_bytes
+from curvlens.parameters import choose, device_and_dtype
+from curvlens.pieces import Piece
 from curvlens.precision import keep_dtype
 from curvlens.sdpa import second_order
-
-_LOW_PRECISION = (torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some samples of one batch, on the model's device: what goes through the model in one go."""
-
-    index: int
-    """Which batch."""
-    start: int
-    """Its first sample, counted inside the batch."""
-    offset: int
-    """Its first sample, counted over all the data (for a batch that cannot be cut: over batches)."""
-    batch: Batch
-
-    @property
-    def size(self) -> int | None:
-        """How many samples, None if the batch cannot be cut."""
-        return batches.batch_size(self.batch)
-
-    def cut(self, at: int) -> tuple[Piece, Piece]:
-        """Two pieces, the first of ``at`` samples."""
-        size = self.size
-        assert size is not None
-        head = Piece(self.index, self.start, self.offset, batches.rows(self.batch, 0, at))
-        return head, Piece(self.index, self.start + at, self.offset + at, batches.rows(self.batch, at, size))
 
 
 class _Outputs(nn.Module):
@@ -102,9 +77,9 @@ class Problem:
         self.model = model
         self.loss_function = as_loss(loss).for_model(model)
         self.micro_batch = micro_batch
-        self._chosen = _choose(model, params)
+        self._chosen = choose(model, params)
         self.layout = Layout({name: tuple(p.shape) for name, p in self._chosen.items()})
-        self.device, self.dtype = _device_and_dtype(model, self._chosen)
+        self.device, self.dtype = device_and_dtype(model, self._chosen)
         self.memory = available_bytes(self.device) // 2 if memory is None else parse_bytes(memory)
         self._call = _Outputs(model, self.loss_function)
         self._theta: Tensor | None = None
@@ -112,9 +87,11 @@ class Problem:
         self._split_checked = False
         self._unused_said = False
         self._engine: Any = None
-        _check_batch_norm(model)
-        self.data = Data(data)
-        self._check_first_batch()
+        check_batch_norm(model)
+        warn_low_precision(self.dtype)
+        with self.keep_rng():
+            self.data = Data(data)
+            self._check_first_batch()
 
     def __repr__(self) -> str:
         tokens = "" if self._count is None else f", {self._count:g} tokens"
@@ -128,9 +105,9 @@ class Problem:
     def loss(self) -> float:
         """The loss: one number, whatever the batches."""
         total, count = 0.0, 0.0
-        with torch.no_grad():
+        with torch.no_grad(), self.keep_rng():
             for piece in self.pieces():
-                s, c = self.sum_and_count(self.outputs(piece.batch), piece)
+                s, c = self._evaluate(piece)
                 total, count = total + s.item(), count + c
         return total / self.checked_count(count)
 
@@ -138,17 +115,18 @@ class Problem:
         """The gradient of the loss, flat, in the order of `layout`."""
         total = torch.zeros(self.layout.size, dtype=torch.float64, device=self.device)
         unused, count = set(self.layout.names), 0.0
-        for piece in self.pieces():
-            leaves = self.leaves(self.layout.names)
-            with torch.enable_grad():
+        with torch.enable_grad(), self.keep_rng():
+            for piece in self.pieces():
+                leaves = self.leaves(self.layout.names)
                 s, c = self.sum_and_count(self.outputs(piece.batch, leaves), piece)
-                self.require_dependence(s)
-                parts = torch.autograd.grad(s, list(leaves.values()), allow_unused=True)
-            for name, part in zip(leaves, parts, strict=True):
-                if part is not None:
-                    unused.discard(name)
-                    total[self.layout.slices[name]] += part.reshape(-1)
-            count += c
+                self.require_dependence(s.requires_grad)
+                for name, part in zip(
+                    leaves, torch.autograd.grad(s, list(leaves.values()), allow_unused=True), strict=True
+                ):
+                    if part is not None:
+                        unused.discard(name)
+                        total[self.layout.slices[name]] += part.reshape(-1)
+                count += c
         self.say_unused(unused)
         return (total / self.checked_count(count)).to(self.dtype)
 
@@ -201,9 +179,16 @@ class Problem:
         if self._theta is not None:
             return (modes,)
         with torch.no_grad():
-            sums = [s for p in self.model.parameters() for s in (p.sum(dtype=torch.float64), p.double().norm())]
-            marks = torch.stack(sums).tolist()
+            sums = [p.sum(dtype=torch.float64) for p in self.model.parameters()]
+            norms = [torch.linalg.vector_norm(p, dtype=torch.float64) for p in self.model.parameters()]
+            marks = torch.stack([*sums, *norms]).tolist()
         return (modes, tuple(p.data_ptr() for p in self.model.parameters()), *map(repr, marks))
+
+    @contextmanager
+    def keep_rng(self) -> Iterator[None]:
+        """Leave the random number generators as they are: a DataLoader draws from them at every pass."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            yield
 
     # One piece at a time
 
@@ -217,19 +202,12 @@ class Problem:
                     "cut. Give one batch, or say per_batch=True for the mean over the batches as they are."
                 )
             piece = Piece(index, 0, offset, batches.to_device(raw, self.device))
-            size = piece.size
-            offset += 1 if size is None else size
-            if self.micro_batch is None or size is None or size <= self.micro_batch:
-                if self.micro_batch is not None and size is None:
-                    self.check_split(piece)
+            offset += piece.size or 1
+            if self.micro_batch is None:
                 yield piece
-                continue
-            self.check_split(piece)
-            while size is not None and size > self.micro_batch:
-                head, piece = piece.cut(self.micro_batch)
-                size -= self.micro_batch
-                yield head
-            yield piece
+            else:
+                self.check_split(piece)
+                yield from piece.split(self.micro_batch)
         if index > 0 and isinstance(self.loss_function, FromModel) and self._lone_number:
             raise CurvlensError(
                 f"The loss returns one number a batch and the data has {index + 1} batches, so how to weigh them is "
@@ -244,17 +222,18 @@ class Problem:
             leaves = self.leaves(self.layout.names) if self._theta is not None else {}
         state = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
         state.update({f"model.{name}": leaf for name, leaf in leaves.items()})
-        with ExitStack() as stack:
-            stack.enter_context(keep_dtype(self.model))
-            if twice:
-                stack.enter_context(second_order())
+        with keep_dtype(self.model), second_order() if twice else nullcontext():
             return functional_call(self._call, state, (batch,))
+
+    def _evaluate(self, piece: Piece) -> tuple[Tensor, float]:
+        return self.sum_and_count(self.outputs(piece.batch), piece)
 
     def sum_and_count(self, outputs: Any, piece: Piece) -> tuple[Tensor, float]:
         """The summed loss (a float64 scalar) and the count of a piece, both checked."""
         if isinstance(self.loss_function, FromModel):
             self._lone_number = len(outputs) == 1
-        s, c = self.loss_function.sum_and_count(outputs, piece.batch)
+        with keep_dtype(self.model):
+            s, c = self.loss_function.sum_and_count(outputs, piece.batch)
         if not isinstance(s, Tensor) or s.numel() != 1:
             given = f"a tensor of shape {tuple(s.shape)}" if isinstance(s, Tensor) else f"a {type(s).__name__}"
             raise CurvlensError(
@@ -283,33 +262,16 @@ class Problem:
         return count
 
     def check_split(self, piece: Piece) -> None:
-        """Make sure that cutting a batch along its first axis leaves its loss alone; once, on the first batch cut."""
+        """Make sure, once, that cutting a batch along its first axis leaves its loss alone."""
         if self.loss_function.couples_batch:
             raise CurvlensError(f"{self.loss_function!r} couples the samples of a batch: it cannot be cut.")
-        if self._split_checked:
-            return
-        size = piece.size
-        if size is None:
-            shapes = [tuple(x.shape) for x in batches.tensors(piece.batch)]
-            raise CurvlensError(
-                f"A batch can only be cut if all its tensors have the samples as their first axis; these are {shapes}. "
-                "Leave micro_batch out, or bring the samples to the front."
-            )
-        with torch.no_grad():
-            parts = [piece, *piece.cut(size // 2)]
-            (whole, n), (a, na), (b, nb) = (self.sum_and_count(self.outputs(p.batch), p) for p in parts)
-        tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(self.dtype, 2e-2)
-        if abs(float(whole - a - b)) > tolerance * max(abs(float(whole)), 1e-3 * n) or abs(n - na - nb) > 1e-9 * n:
-            raise CurvlensError(
-                f"Cutting a batch along its first axis changes its loss: {float(whole):.6g} as a whole, "
-                f"{float(a + b):.6g} in two parts. Its samples are coupled, or the first axis is not the samples' "
-                "(sequence-first layout?). Leave micro_batch out and raise the memory budget, or give smaller batches."
-            )
-        self._split_checked = True
+        if not self._split_checked:
+            check_split(self._evaluate, piece, self.dtype)
+            self._split_checked = True
 
-    def require_dependence(self, value: Tensor) -> None:
+    def require_dependence(self, depends: bool) -> None:
         """The loss has to depend on the chosen parameters at all."""
-        if not value.requires_grad:
+        if not depends:
             raise CurvlensError(
                 f"The loss does not depend on any of the chosen parameters ({listing(self.layout.names)}). Is the "
                 "forward pass inside torch.no_grad(), or detached?"
@@ -328,83 +290,8 @@ class Problem:
 
     def _check_first_batch(self) -> None:
         """One forward pass over the first batch: is there a loss, is it finite, is it the same twice?"""
-        raw = self.data.first()
-        piece = Piece(0, 0, 0, batches.to_device(raw, self.device))
-        size = piece.size
-        if self.micro_batch is not None and size is not None and size > self.micro_batch:
+        piece = Piece(0, 0, 0, batches.to_device(self.data.first(), self.device))
+        if self.micro_batch is not None:
             self.check_split(piece)
-            piece = piece.cut(self.micro_batch)[0]
-        cuda = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=cuda), torch.no_grad():
-            before = torch.random.get_rng_state()
-            first, _ = self.sum_and_count(self.outputs(piece.batch), piece)
-            consumed = bool(cuda) or not torch.equal(before, torch.random.get_rng_state())
-            if consumed:
-                torch.manual_seed(int(before.sum()) + 1)
-                second, _ = self.sum_and_count(self.outputs(piece.batch), piece)
-                if not torch.isclose(first, second, rtol=1e-6):
-                    active = [n for n, m in self.model.named_modules() if m.training and getattr(m, "p", 0)]
-                    where = f" Active dropout: {listing(active)}." if active else ""
-                    raise CurvlensError(
-                        f"The loss is random: two passes over the same batch gave {float(first):.8g} and "
-                        f"{float(second):.8g}. Switch dropout off with model.eval().{where}"
-                    )
-        if self.dtype in _LOW_PRECISION:
-            digits = {torch.float16: 3, torch.bfloat16: 2}[self.dtype]
-            warnings.warn(
-                f"The model is in {str(self.dtype).removeprefix('torch.')}: second derivatives carry about {digits} "
-                "digits at best. Use model.float(), or model.double() for exact work.",
-                CurvlensWarning,
-                stacklevel=3,
-            )
-
-
-def _choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn.Parameter]:
-    """The parameters to differentiate by: those named, or all that require a gradient."""
-    everything = dict(model.named_parameters())
-    trainable = {name: p for name, p in everything.items() if p.requires_grad}
-    if not everything:
-        raise CurvlensError(f"{type(model).__name__} has no parameters: there is nothing to differentiate by.")
-    if params is not None:
-        wanted = [params] if isinstance(params, str) else list(params)
-        known = Layout({name: tuple(p.shape) for name, p in everything.items()})
-        names = known.match(_untied(model, item, everything) for item in wanted)
-        frozen = [name for name in names if name not in trainable]
-        if frozen and any(item in frozen for item in wanted):
-            raise CurvlensError(f"{listing(frozen)} is frozen. Call requires_grad_(True) on it, or leave it out.")
-        trainable = {name: trainable[name] for name in names if name in trainable}
-    if not trainable:
-        raise CurvlensError(
-            f"No trainable parameter: {listing(everything)} all have requires_grad=False. "
-            "Call model.requires_grad_(True), or on those you want."
-        )
-    return trainable
-
-
-def _untied(model: nn.Module, name: str, known: Mapping[str, nn.Parameter]) -> str:
-    """A tied tensor goes by its first name; any of its names may be given."""
-    if name in known:
-        return name
-    aliases = dict(model.named_parameters(remove_duplicate=False))
-    return next((first for first, p in known.items() if p is aliases.get(name)), name)
-
-
-def _device_and_dtype(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> tuple[torch.device, torch.dtype]:
-    devices = {p.device: name for name, p in model.named_parameters()}
-    if len(devices) > 1:
-        places = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
-        raise CurvlensError(f"The parameters are on several devices ({places}). Bring them to one: model.to(device).")
-    dtype = next(iter(chosen.values())).dtype
-    for p in chosen.values():
-        dtype = torch.promote_types(dtype, p.dtype)
-    return next(iter(devices)), dtype
-
-
-def _check_batch_norm(model: nn.Module) -> None:
-    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    active = [name for name, m in model.named_modules() if isinstance(m, norms) and m.training]
-    if active:
-        raise CurvlensError(
-            f"Batch-norm is in training mode ({listing(active)}): it couples the samples of a batch and changes its own "
-            "statistics with every pass. Call model.eval()."
-        )
+            piece = piece.split(self.micro_batch)[0]
+        check_deterministic(self.model, self._evaluate, piece, self.device)

@@ -27,15 +27,20 @@ def _chunks(rows: int, classes: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
+def _softmax(logits: Tensor) -> Tensor:
+    """Probabilities, in float32 at least."""
+    return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
 def cross_entropy_curvature(
     logits: Float[Tensor, "n c"], mass: Float[Tensor, " n"], t: Float[Tensor, "n c"]
 ) -> Float[Tensor, "n c"]:
     """Apply the Hessian of every row's cross-entropy: s (p∘t − p ⟨p, t⟩)."""
     out = torch.empty_like(t)
     for chunk in _chunks(*logits.shape):
-        p = logits[chunk].softmax(-1)
-        part = torch.mul(p, t[chunk], out=out[chunk])
-        part.addcmul_(p, part.sum(-1, keepdim=True), value=-1).mul_(mass[chunk, None])
+        p = _softmax(logits[chunk])
+        part = p * t[chunk]
+        out[chunk] = part.addcmul_(p, part.sum(-1, keepdim=True), value=-1).mul_(mass[chunk, None])
     return out
 
 
@@ -45,9 +50,9 @@ def cross_entropy_sqrt_curvature(
     """Apply √s B = √s (diag √p − p √pᵀ), a square root of the Hessian: B Bᵀ = diag p − p pᵀ."""
     out = torch.empty_like(z)
     for chunk in _chunks(*logits.shape):
-        p = logits[chunk].softmax(-1)
-        part = torch.mul(p.sqrt(), z[chunk], out=out[chunk])
-        part.addcmul_(p, part.sum(-1, keepdim=True), value=-1).mul_(mass[chunk, None].sqrt())
+        p = _softmax(logits[chunk])
+        part = p.sqrt() * z[chunk]
+        out[chunk] = part.addcmul_(p, part.sum(-1, keepdim=True), value=-1).mul_(mass[chunk, None].sqrt())
     return out
 
 
@@ -58,12 +63,12 @@ def cross_entropy_sample(
     out = torch.empty_like(logits)
     last = logits.shape[-1] - 1
     for chunk in _chunks(*logits.shape):
-        p = logits[chunk].softmax(-1)
+        p = _softmax(logits[chunk])
         drawn = torch.searchsorted(p.double().cumsum(-1), uniform[chunk, None].double(), right=True).clamp_(max=last)
         out[chunk] = p.scatter_add(-1, drawn, -torch.ones_like(drawn, dtype=p.dtype)) * mass[chunk, None].sqrt()
     return out
 
 
-def square_curvature(t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def square_curvature(t: Float[Tensor, ...]) -> Float[Tensor, ...]:
     """Apply the Hessian of ‖f − y‖²: 2 t."""
     return 2 * t

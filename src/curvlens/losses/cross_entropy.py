@@ -84,7 +84,7 @@ class CrossEntropy(Loss):
             return logits.reshape(-1, classes), targets.reshape(-1, classes)
         targets = targets.reshape(-1)
         counted = targets[targets != self.ignore_index]
-        if counted.numel() and not (0 <= int(counted.min()) and int(counted.max()) < classes):
+        if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < classes):
             raise CurvlensError(
                 f"Labels run from {int(counted.min())} to {int(counted.max())}, but there are {classes} classes. "
                 f"Tokens that shall not count carry the label {self.ignore_index}."
@@ -102,10 +102,11 @@ class CrossEntropy(Loss):
         """s_i = Σ_c q_ic: what multiplies log-sum-exp in the loss of token i."""
         smoothing, classes = self.label_smoothing, logits.shape[-1]
         weight = self._weights(logits)
-        weight = logits.new_ones(classes) if weight is None else weight
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        weight = (logits.new_ones(classes) if weight is None else weight).to(wide)
         if targets.is_floating_point():
             smoothed = targets * (1 - smoothing) + smoothing / classes
-            return (smoothed.to(logits) * weight).sum(-1)
+            return (smoothed.to(weight) * weight).sum(-1)
         valid = targets != self.ignore_index
         own = weight[targets.where(valid, 0)]
         return ((1 - smoothing) * own + smoothing * weight.mean()) * valid

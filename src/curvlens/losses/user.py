@@ -40,7 +40,7 @@ class FromOutputs(Loss):
 
 
 class FromModel(Loss):
-    """A user's ``(model, batch) → number`` (or ``(sum, count)``): no split point, so a Hessian but no Gauss–Newton part."""
+    """A user's ``(model, batch) → number`` or ``→ (sum, count)``: no split point, so a Hessian but no G and no F."""
 
     def __init__(self, function: Callable[[nn.Module, Batch], Any]) -> None:
         self._function = function

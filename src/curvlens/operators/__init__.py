@@ -1,6 +1,7 @@
 """Matrix-free operators: the Hessian, its Gauss–Newton and functional part, Fisher matrices."""
 
-from curvlens.operators.base import Operator, as_operator
+from curvlens.operators.algebra import as_operator
+from curvlens.operators.base import Operator
 from curvlens.operators.fisher import empirical_fisher, fisher
 from curvlens.operators.functional import functional
 from curvlens.operators.ggn import ggn

@@ -81,17 +81,22 @@ class Operator:
             return self.rows.unflatten(self._apply(flat[:, None], progress)[:, 0].contiguous())
         if isinstance(v, np.ndarray):
             return self.apply(torch.from_numpy(v), progress).cpu().numpy()
-        if not isinstance(v, Tensor) or v.ndim not in (1, 2) or v.shape[0] != self.columns.size:
+        v = self._checked(v, dims=(1, 2))
+        result = self._apply(v[:, None] if v.ndim == 1 else v, progress)
+        return result[:, 0] if v.ndim == 1 else result
+
+    def _checked(self, v: Any, dims: tuple[int, ...]) -> Tensor:
+        """A vector or matrix of the right length, on the operator's device and in its dtype."""
+        if not isinstance(v, Tensor) or v.ndim not in dims or v.shape[0] != self.columns.size:
             given = f"shape {tuple(v.shape)}" if isinstance(v, Tensor) else f"a {type(v).__name__}"
+            matrix = f", a ({self.columns.size}, k) matrix" if 2 in dims else ""
             raise CurvlensError(
-                f"{self!r} takes a vector of {self.columns.size} numbers, a ({self.columns.size}, k) matrix or a dict "
-                f"by parameter name, got {given}."
+                f"{self!r} takes a vector of {self.columns.size} numbers{matrix} or a dict by parameter name, "
+                f"got {given}."
             )
         if v.is_complex():
             raise CurvlensError("The vector is complex, the operator real: apply it to real and imaginary part.")
-        v = v.detach().to(device=self.device, dtype=self.dtype)
-        result = self._apply(v[:, None] if v.ndim == 1 else v, progress)
-        return result[:, 0] if v.ndim == 1 else result
+        return v.detach().to(device=self.device, dtype=self.dtype)
 
     def __matmul__(self, v: Any) -> Any:
         return self.apply(v)
@@ -116,11 +121,10 @@ class Operator:
             raise CurvlensError(f"A quadratic form needs equal rows and columns, this is {self!r}.")
         if isinstance(v, Mapping):
             v = self.columns.flatten(v, dtype=self.dtype, device=self.device)
-        v = torch.as_tensor(v)
-        if v.ndim != 1:
-            raise CurvlensError(f"A quadratic form takes one flat vector, got shape {tuple(v.shape)}.")
-        product = self.apply(v)
-        return float(v.to(product.device).double() @ product.double())
+        return self._quadratic(self._checked(torch.as_tensor(v), dims=(1,)))
+
+    def _quadratic(self, v: Tensor) -> float:
+        return float(v.double() @ self._apply(v[:, None], None)[:, 0].double())
 
     def dense(self, progress: Progress | None = None) -> Tensor:
         """The matrix itself, column by column: for small operators."""
@@ -128,7 +132,8 @@ class Operator:
         free = available_bytes(self.device)
         if needed > free:
             raise CurvlensError(
-                f"{self!r} as a dense matrix needs {readable(needed)}, {readable(free)} are free. Take a block, H[name]."
+                f"{self!r} as a dense matrix needs {readable(needed)}, {readable(free)} are free. "
+                "Take a block: H[name]."
             )
         return self._apply(torch.eye(self.shape[1], dtype=self.dtype, device=self.device), progress)
 
@@ -149,28 +154,33 @@ class Operator:
             rmatmat=lambda x: product(self.T, x),
         )
 
-    # Algebra
+    # Algebra (sums and multiples are operators themselves: their module imports this one)
 
     def __add__(self, other: Any) -> Operator:
-        return Sum(self, 1.0, as_operator(other, like=self), 1.0)
+        from curvlens.operators.algebra import add
+
+        return add(self, 1.0, other, 1.0)
 
     def __radd__(self, other: Any) -> Operator:
         return self + other
 
     def __sub__(self, other: Any) -> Operator:
-        return Sum(self, 1.0, as_operator(other, like=self), -1.0)
+        from curvlens.operators.algebra import add
+
+        return add(self, 1.0, other, -1.0)
 
     def __rsub__(self, other: Any) -> Operator:
         return -self + other
 
     def __mul__(self, factor: Any) -> Operator:
-        if isinstance(factor, bool) or not isinstance(factor, (int, float, np.number)) and not _is_scalar(factor):
-            raise CurvlensError(f"An operator is scaled by a number, got a {type(factor).__name__}.")
-        return Scaled(self, float(factor))
+        from curvlens.operators.algebra import scale
 
-    __rmul__ = __mul__
+        return scale(self, factor)
 
-    def __truediv__(self, factor: float) -> Operator:
+    def __rmul__(self, factor: Any) -> Operator:
+        return self * factor
+
+    def __truediv__(self, factor: Any) -> Operator:
         return self * (1 / factor)
 
     def __neg__(self) -> Operator:
@@ -178,138 +188,3 @@ class Operator:
 
     # numpy must leave `array @ operator` and `number * operator` to us
     __array_ufunc__ = None
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 0
-
-
-class Scaled(Operator):
-    """c A."""
-
-    def __init__(self, inner: Operator, factor: float) -> None:
-        super().__init__(
-            inner.rows,
-            inner.columns,
-            dtype=inner.dtype,
-            device=inner.device,
-            symmetric=inner.symmetric,
-            psd=inner.psd and factor >= 0,
-            name=f"{factor:g}·{inner.name}",
-        )
-        self.inner, self.factor = inner, factor
-
-    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
-        return self.inner._apply(vectors, progress) * self.factor
-
-    def _block(self, rows: Layout, columns: Layout) -> Operator:
-        return Scaled(self.inner._block(rows, columns), self.factor)
-
-    def _transposed(self) -> Operator:
-        return Scaled(self.inner.T, self.factor)
-
-
-class Sum(Operator):
-    """a A + b B."""
-
-    def __init__(self, left: Operator, a: float, right: Operator, b: float) -> None:
-        if left.shape != right.shape:
-            raise CurvlensError(f"{left!r} and {right!r} have different shapes: they have no sum.")
-        sign = "+" if b >= 0 else "-"
-        super().__init__(
-            left.rows,
-            left.columns,
-            dtype=left.dtype,
-            device=left.device,
-            symmetric=left.symmetric and right.symmetric,
-            psd=left.psd and right.psd and a >= 0 and b >= 0,
-            name=f"({left.name} {sign} {right.name})",
-        )
-        self.terms = ((left, a), (right, b))
-
-    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
-        (left, a), (right, b) = self.terms
-        return a * left._apply(vectors, progress) + b * right._apply(vectors, progress).to(vectors)
-
-    def _block(self, rows: Layout, columns: Layout) -> Operator:
-        (left, a), (right, b) = self.terms
-        return Sum(left._block(rows, columns), a, right._block(rows, columns), b)
-
-    def _transposed(self) -> Operator:
-        (left, a), (right, b) = self.terms
-        return Sum(left.T, a, right.T, b)
-
-
-class Wrapped(Operator):
-    """Somebody else's operator: a tensor, an array, or anything with ``shape`` and ``@``."""
-
-    def __init__(self, inner: Any, rows: Layout, columns: Layout, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(rows, columns, dtype=dtype, device=device, name=type(inner).__name__)
-        self.inner = inner
-        # A matrix can be looked at; of other operators symmetry has to be said.
-        if isinstance(inner, Tensor) and rows == columns:
-            self.symmetric = bool(torch.equal(inner, inner.T))
-        if isinstance(inner, np.ndarray) and rows == columns:
-            self.symmetric = bool(np.array_equal(inner, inner.T))
-
-    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
-        if isinstance(self.inner, Tensor):
-            return self.inner.to(vectors) @ vectors
-        if isinstance(self.inner, (np.ndarray, sla.LinearOperator)):
-            return torch.as_tensor(self.inner @ vectors.cpu().double().numpy()).to(vectors)
-        return torch.stack([torch.as_tensor(self.inner @ v).reshape(-1).to(vectors) for v in vectors.T], dim=1)
-
-    def _block(self, rows: Layout, columns: Layout) -> Operator:
-        return Restricted(self, rows, columns)
-
-    def _transposed(self) -> Operator:
-        inner = self.inner.T if hasattr(self.inner, "T") else self.inner.adjoint()
-        return Wrapped(inner, self.columns, self.rows, self.dtype, self.device)
-
-
-class Restricted(Operator):
-    """A block of an operator that only knows its whole: pad with zeros, apply, cut out."""
-
-    def __init__(self, inner: Operator, rows: Layout, columns: Layout) -> None:
-        super().__init__(
-            rows,
-            columns,
-            dtype=inner.dtype,
-            device=inner.device,
-            symmetric=inner.symmetric and rows == columns,
-            psd=inner.psd and rows == columns,
-            name=f"block of {inner.name}",
-        )
-        self.inner = inner
-
-    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
-        padded = vectors.new_zeros(self.inner.columns.size, vectors.shape[1])
-        for name in self.columns.names:
-            padded[self.inner.columns.slices[name]] = vectors[self.columns.slices[name]]
-        result = self.inner._apply(padded, progress)
-        return torch.cat([result[self.inner.rows.slices[name]] for name in self.rows.names])
-
-    def _block(self, rows: Layout, columns: Layout) -> Operator:
-        return Restricted(self.inner, rows, columns)
-
-    def _transposed(self) -> Operator:
-        return Restricted(self.inner.T, self.columns, self.rows)
-
-
-def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
-    """Any matrix or operator as ours; names, dtype and device of ``like`` are taken over where the shapes agree."""
-    if isinstance(matrix, Operator):
-        return matrix
-    shape = getattr(matrix, "shape", None)
-    if shape is None or len(shape) != 2 or not hasattr(matrix, "__matmul__"):
-        raise CurvlensError(f"Expected an operator (something with a 2-d shape and @), got a {type(matrix).__name__}.")
-    m, n = (int(side) for side in shape)
-    rows = like.rows if like is not None and like.rows.size == m else Layout({"rows": (m,)})
-    columns = (
-        like.columns if like is not None and like.columns.size == n else (rows if m == n else Layout({"columns": (n,)}))
-    )
-    dtype = matrix.dtype if isinstance(matrix, Tensor) else torch.float64
-    device = matrix.device if isinstance(matrix, Tensor) else torch.device("cpu")
-    if like is not None:
-        dtype, device = like.dtype, like.device
-    return Wrapped(matrix, rows, columns, dtype, device)

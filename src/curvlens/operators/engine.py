@@ -8,6 +8,7 @@ the same: sums over pieces are in float64 and divided once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 
 from curvlens.blocks import Layout
+from curvlens.errors import CurvlensError
 from curvlens.operators.graph import Graph, Parts
-from curvlens.problem import Piece, Problem
+from curvlens.pieces import Piece
+from curvlens.problem import Problem
 
 Product = Callable[[Graph, Sequence[str], Parts, bool], Parts]
 """(graph, names of the rows, vector, whether the graph is needed again) → the rows of the product."""
@@ -26,7 +29,7 @@ Progress = Callable[[int, int | None], None]
 """(products done, of how many; None while the number of pieces is unknown)."""
 
 
-class _OverBudget(Exception):
+class _OverBudgetError(Exception):
     """The graph under construction exceeds its budget."""
 
 
@@ -45,7 +48,7 @@ class _Meter:
             self._seen.add(storage.data_ptr())
             self.bytes += storage.nbytes()
             if self.limit is not None and self.bytes > self.limit:
-                raise _OverBudget
+                raise _OverBudgetError
         return x
 
     @contextmanager
@@ -63,6 +66,12 @@ class _Entry:
     stop: int | None
     graph: Graph | None
     bytes: int
+
+    def lies_in(self, piece: Piece) -> bool:
+        """Whether this is a part of the piece."""
+        if self.index != piece.index:
+            return False
+        return self.stop is None or piece.stop is None or piece.start <= self.start < piece.stop
 
 
 class Engine:
@@ -100,8 +109,7 @@ class Engine:
         total = torch.zeros(k, rows.size, dtype=torch.float64, device=self.problem.device)
         count, done = 0.0, 0
         parts = [columns.unflatten(v) for v in vectors.T.contiguous()]
-        names = [n for n in self.problem.layout.names if n in rows.shapes or n in columns.shapes]
-        for graph, kept in self._graphs(names):
+        for graph, kept in self.graphs((*rows.names, *columns.names)):
             for j, v in enumerate(parts):
                 result = product(graph, rows.names, v, kept or j + 1 < k)
                 for name, part in result.items():
@@ -113,19 +121,19 @@ class Engine:
         total /= self.problem.checked_count(count)
         return total.T.to(self.problem.dtype)
 
-    def _graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
-        """All graphs in the order of the data, and whether each is kept."""
+    def graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
+        """All graphs in the order of the data, and whether each is kept; rebuilt ones know just the named parameters."""
         point = self.problem.point()
         if point != self._point:
             self._plan, self._point = None, point
-        if self._plan is None:
-            yield from self._first_pass()
-        elif not self.rebuilds:
-            for entry in self._plan:
-                assert entry.graph is not None
-                yield entry.graph, True
-        else:
-            yield from self._later_pass(self._plan, names)
+        with self.problem.keep_rng():
+            if self._plan is None:
+                yield from self._first_pass()
+            elif not self.rebuilds:
+                yield from ((entry.graph, True) for entry in self._plan if entry.graph is not None)
+            else:
+                ordered = [name for name in self.problem.layout.names if name in names]
+                yield from self._later_pass(self._plan, ordered)
 
     def _first_pass(self) -> Iterator[tuple[Graph, bool]]:
         """Build every graph, keep what fits, cut what does not, and write down what was decided."""
@@ -140,20 +148,18 @@ class Engine:
                 meter = _Meter(self.problem, self.problem.memory - held)
                 try:
                     graph = self._build(piece, meter)
-                except _OverBudget:
+                except _OverBudgetError:
                     keeping = False
                     if held:  # room for one transient graph, as large as the largest kept
                         next(entry for entry in reversed(plan) if entry.graph is not None).graph = None
                         todo.insert(0, piece)
                         continue
-                    if (piece.size or 1) > 1:
-                        self.problem.check_split(piece)
-                        todo[:0] = piece.cut((piece.size or 2) // 2)
+                    if self._can_halve(piece):
+                        todo[:0] = piece.split(((piece.size or 0) + 1) // 2)
                         continue
                     meter = _Meter(self.problem, None)
                     graph = self._build(piece, meter)
-                stop = None if piece.size is None else piece.start + piece.size
-                plan.append(_Entry(piece.index, piece.start, stop, graph if keeping else None, meter.bytes))
+                plan.append(_Entry(piece.index, piece.start, piece.stop, graph if keeping else None, meter.bytes))
                 unused &= graph.unused
                 yield graph, keeping
                 del graph
@@ -162,23 +168,25 @@ class Engine:
 
     def _later_pass(self, plan: list[_Entry], names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
         """Kept graphs as they are, the others rebuilt for just the parameters this product needs."""
-        todo = iter(plan)
-        entry = next(todo, None)
+        entries = deque(plan)
         for piece in self.problem.pieces():
-            while entry is not None and entry.index == piece.index and entry.start >= piece.start:
-                part = piece
-                if entry.stop is not None and piece.size is not None:
-                    if entry.start >= piece.start + piece.size:
-                        break
-                    if entry.start > piece.start:
-                        part = part.cut(entry.start - piece.start)[1]
-                    if part.size is not None and entry.stop - entry.start < part.size:
-                        part = part.cut(entry.stop - entry.start)[0]
+            while entries and entries[0].lies_in(piece):
+                entry = entries.popleft()
                 if entry.graph is not None:
                     yield entry.graph, True
-                else:
-                    yield Graph(self.problem, part, names), False
-                entry = next(todo, None)
+                    continue
+                part = piece if entry.stop is None else piece.part(entry.start, entry.stop)
+                yield Graph(self.problem, part, names), False
+
+    def _can_halve(self, piece: Piece) -> bool:
+        """Whether a piece has more than one sample, and cutting it leaves the loss alone."""
+        if (piece.size or 1) < 2 or self.problem.loss_function.couples_batch:
+            return False
+        try:
+            self.problem.check_split(piece)
+        except CurvlensError:
+            return False
+        return True
 
     def _build(self, piece: Piece, meter: _Meter) -> Graph:
         with meter.watch():

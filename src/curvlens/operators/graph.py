@@ -14,7 +14,7 @@ closed for F, so one graph serves all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ from torch import Tensor
 from curvlens import batches
 from curvlens.errors import CurvlensError
 from curvlens.losses import FromModel
-from curvlens.problem import Piece, Problem
+from curvlens.pieces import Piece
+from curvlens.precision import keep_dtype
+from curvlens.problem import Problem
 
 Parts = dict[str, Tensor]
 """A vector by parameter name; a name that is missing means zeros."""
@@ -34,6 +36,7 @@ class Seam:
 
     def __init__(self, problem: Problem, piece: Piece, outputs: Any) -> None:
         self.loss = problem.loss_function
+        self._model = problem.model
         self.piece = piece
         self.open = True
         self._floating = [x.is_floating_point() for x in batches.tensors(outputs)]
@@ -44,7 +47,7 @@ class Seam:
         with torch.enable_grad():
             total, self.count = problem.sum_and_count(batches.replace_tensors(outputs, leaves), piece)
         wanted = [x for x in leaves if x.requires_grad]
-        problem.require_dependence(total)
+        problem.require_dependence(total.requires_grad)
         self.gradient = torch.autograd.grad(total, wanted, materialize_grads=True, allow_unused=True)
 
     def _leaves(self) -> list[Tensor]:
@@ -65,7 +68,8 @@ class Seam:
     @torch.no_grad()
     def curvature(self, t: Sequence[Tensor]) -> list[Tensor]:
         """Λ t."""
-        return self.flat(self.loss.curvature(self.outputs, self.piece.batch, self.tree(t)))
+        with keep_dtype(self._model):
+            return self.flat(self.loss.curvature(self.outputs, self.piece.batch, self.tree(t)))
 
 
 class _LossGradient(torch.autograd.Function):
@@ -77,7 +81,7 @@ class _LossGradient(torch.autograd.Function):
         return tuple(values)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *t: Tensor) -> tuple[Tensor | None, ...]:
         seam: Seam = ctx.seam
         if not seam.open:
@@ -102,7 +106,7 @@ class Graph:
         self.seam: Seam | None = None
         if isinstance(problem.loss_function, FromModel):
             total, self.count = problem.sum_and_count(outputs, piece)
-            problem.require_dependence(total)
+            problem.require_dependence(total.requires_grad)
             gradient = torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True)
         else:
             self.seam = Seam(problem, piece, outputs)
@@ -111,7 +115,7 @@ class Graph:
             values = [x.detach() for x in self.seam.gradient]
             self.cotangent = _LossGradient.apply(self.seam, values, *self.outputs)  # type: ignore[no-untyped-call]
             pairs = [(f, w) for f, w in zip(self.outputs, self.cotangent, strict=True) if f.requires_grad]
-            problem.require_dependence(pairs[0][0] if pairs else outputs_without_graph())
+            problem.require_dependence(any(f.requires_grad for f in self.outputs))
             gradient = torch.autograd.grad(
                 [f for f, _ in pairs], inputs, [w for _, w in pairs], create_graph=True, allow_unused=True
             )
@@ -167,11 +171,6 @@ class Graph:
         """What the graph holds besides saved tensors."""
         held = [g for g in self.gradient.values() if g is not None]
         return held if self.seam is None else [*held, *self.outputs, *self.seam.gradient]
-
-
-def outputs_without_graph() -> Tensor:
-    """A stand-in for outputs that do not depend on any parameter."""
-    return torch.zeros(())
 
 
 def _explained(error: Exception) -> Exception:

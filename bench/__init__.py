@@ -1,0 +1,1 @@
+"""Cost, memory and correctness of curvlens and its peers, side by side: ``make bench``."""

@@ -1,0 +1,79 @@
+"""Settings in which a result would be wrong: found before any long work."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from curvlens import batches
+from curvlens.errors import CurvlensError, CurvlensWarning, listing
+from curvlens.pieces import Piece
+
+SumAndCount = Callable[[Piece], tuple[Tensor, float]]
+"""The summed loss of a piece and its count."""
+
+
+def check_batch_norm(model: nn.Module) -> None:
+    """Batch-norm in training mode couples the samples of a batch and changes with every pass."""
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    active = [name for name, m in model.named_modules() if isinstance(m, norms) and m.training]
+    if active:
+        raise CurvlensError(
+            f"Batch-norm is in training mode ({listing(active)}): it couples the samples of a batch, and its statistics "
+            "change with every pass. Call model.eval()."
+        )
+
+
+def check_deterministic(model: nn.Module, evaluate: SumAndCount, piece: Piece, device: torch.device) -> None:
+    """The loss has to be the same twice. A second pass is spent only if the first one drew random numbers."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        before = torch.random.get_rng_state()
+        first, _ = evaluate(piece)
+        if device.type == "cpu" and torch.equal(before, torch.random.get_rng_state()):
+            return
+        torch.manual_seed(int(before.sum()) + 1)
+        second, _ = evaluate(piece)
+    if not torch.isclose(first, second, rtol=1e-6):
+        active = [name for name, m in model.named_modules() if m.training and getattr(m, "p", 0)]
+        where = f" Active dropout: {listing(active)}." if active else ""
+        raise CurvlensError(
+            f"The loss is random: two passes over the same batch gave {float(first):.8g} and {float(second):.8g}. "
+            f"Switch dropout off with model.eval().{where}"
+        )
+
+
+def check_split(evaluate: SumAndCount, piece: Piece, dtype: torch.dtype) -> None:
+    """Cutting a batch along its first axis has to leave its loss alone."""
+    size = piece.size
+    if size is None:
+        shapes = [tuple(x.shape) for x in batches.tensors(piece.batch)]
+        raise CurvlensError(
+            f"A batch can only be cut if all its tensors have the samples as their first axis; these are {shapes}. "
+            "Leave micro_batch out, or bring the samples to the front."
+        )
+    with torch.no_grad():
+        whole, n = evaluate(piece)
+        parts = [evaluate(part) for part in piece.split(max(size // 2, 1))]
+    total, count = sum(float(s) for s, _ in parts), sum(c for _, c in parts)
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 2e-2)
+    if abs(float(whole) - total) > tolerance * max(abs(float(whole)), 1e-3 * n) or abs(n - count) > 1e-9 * n:
+        raise CurvlensError(
+            f"Cutting a batch along its first axis changes its loss: {float(whole):.6g} as a whole, {total:.6g} in "
+            "parts. Its samples are coupled, or the first axis is not the samples' (sequence-first layout?). Leave "
+            "micro_batch out, or give smaller batches."
+        )
+
+
+def warn_low_precision(dtype: torch.dtype) -> None:
+    """Half precision is announced."""
+    digits = {torch.float16: 3, torch.bfloat16: 2}.get(dtype)
+    if digits is not None:
+        warnings.warn(
+            f"The model is in {str(dtype).removeprefix('torch.')}: second derivatives carry about {digits} digits at "
+            "best. Use model.float(), or model.double() for exact work.",
+            CurvlensWarning,
+            stacklevel=4,
+        )

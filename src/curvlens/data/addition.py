@@ -1,0 +1,49 @@
+"""Addition of two numbers, digit by digit: ``12345+67890=080235``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+VOCABULARY = "0123456789+="
+
+
+@dataclass(frozen=True)
+class Addition:
+    """``ddddd+ddddd=dddddd`` with a given number of digits; the loss counts the answer only.
+
+    The model sees all tokens but the last: 17 for five digits. Labels are those of the next token already (use
+    ``CausalLM(shift=False)`` or ``CrossEntropy()``), −100 where it does not belong to the answer.
+
+    >>> tokens, labels = Addition(digits=2).batch(1, seed=0)
+    >>> tokens.shape, Addition(digits=2).text(torch.cat([tokens[0], labels[0, -1:]]))
+    (torch.Size([1, 8]), '44+39=083')
+    """
+
+    digits: int = 5
+
+    @property
+    def vocab(self) -> int:
+        """How many different tokens there are."""
+        return len(VOCABULARY)
+
+    @property
+    def context(self) -> int:
+        """How many tokens the model sees."""
+        return 3 * self.digits + 2
+
+    def batch(self, size: int, *, seed: int) -> tuple[Tensor, Tensor]:
+        """(tokens, labels), each (size, context), the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
+        terms = torch.randint(10**self.digits, (size, 2), generator=generator)
+        lines = [f"{a:0{self.digits}}+{b:0{self.digits}}={a + b:0{self.digits + 1}}" for a, b in terms.tolist()]
+        sequence = torch.tensor([[VOCABULARY.index(character) for character in line] for line in lines])
+        labels = sequence[:, 1:].clone()
+        labels[:, : 2 * self.digits + 1] = -100
+        return sequence[:, :-1].contiguous(), labels
+
+    def text(self, tokens: Tensor) -> str:
+        """Tokens as characters."""
+        return "".join(VOCABULARY[token] for token in tokens.tolist())

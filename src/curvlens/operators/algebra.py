@@ -1,0 +1,158 @@
+"""Operators made of operators: multiples, sums, blocks, and those of other libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse.linalg as sla
+import torch
+from torch import Tensor
+
+from curvlens.blocks import Layout
+from curvlens.errors import CurvlensError
+from curvlens.operators.base import Operator, Progress
+
+
+def scale(operator: Operator, factor: Any) -> Operator:
+    """c A."""
+    is_scalar = isinstance(factor, (int, float, np.number)) or (isinstance(factor, Tensor) and factor.ndim == 0)
+    if not is_scalar or isinstance(factor, bool):
+        raise CurvlensError(f"An operator is scaled by a number, got a {type(factor).__name__}.")
+    return Scaled(operator, float(factor))
+
+
+def add(left: Operator, a: float, right: Any, b: float) -> Operator:
+    """a A + b B."""
+    return Sum(left, a, as_operator(right, like=left), b)
+
+
+class Scaled(Operator):
+    """c A."""
+
+    def __init__(self, inner: Operator, factor: float) -> None:
+        super().__init__(
+            inner.rows,
+            inner.columns,
+            dtype=inner.dtype,
+            device=inner.device,
+            symmetric=inner.symmetric,
+            psd=inner.psd and factor >= 0,
+            name=f"{factor:g}·{inner.name}",
+        )
+        self.inner, self.factor = inner, factor
+
+    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        return self.inner._apply(vectors, progress) * self.factor
+
+    def _block(self, rows: Layout, columns: Layout) -> Operator:
+        return Scaled(self.inner._block(rows, columns), self.factor)
+
+    def _transposed(self) -> Operator:
+        return Scaled(self.inner.T, self.factor)
+
+
+class Sum(Operator):
+    """a A + b B."""
+
+    def __init__(self, left: Operator, a: float, right: Operator, b: float) -> None:
+        if left.shape != right.shape:
+            raise CurvlensError(f"{left!r} and {right!r} have different shapes: they have no sum.")
+        sign = "+" if b >= 0 else "-"
+        super().__init__(
+            left.rows,
+            left.columns,
+            dtype=left.dtype,
+            device=left.device,
+            symmetric=left.symmetric and right.symmetric,
+            psd=left.psd and right.psd and a >= 0 and b >= 0,
+            name=f"({left.name} {sign} {right.name})",
+        )
+        self.terms = ((left, a), (right, b))
+
+    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        (left, a), (right, b) = self.terms
+        return a * left._apply(vectors, progress) + b * right._apply(vectors, progress).to(vectors)
+
+    def _block(self, rows: Layout, columns: Layout) -> Operator:
+        (left, a), (right, b) = self.terms
+        return Sum(left._block(rows, columns), a, right._block(rows, columns), b)
+
+    def _transposed(self) -> Operator:
+        (left, a), (right, b) = self.terms
+        return Sum(left.T, a, right.T, b)
+
+
+class Wrapped(Operator):
+    """Somebody else's operator: a tensor, an array, or anything with ``shape`` and ``@``."""
+
+    def __init__(self, inner: Any, rows: Layout, columns: Layout, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(rows, columns, dtype=dtype, device=device, name=type(inner).__name__)
+        self.inner = inner
+        # A matrix can be looked at; of other operators symmetry has to be said.
+        if isinstance(inner, Tensor) and rows == columns:
+            self.symmetric = bool(torch.equal(inner, inner.T))
+        if isinstance(inner, np.ndarray) and rows == columns:
+            self.symmetric = bool(np.array_equal(inner, inner.T))
+
+    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        if isinstance(self.inner, Tensor):
+            return self.inner.to(vectors) @ vectors
+        if isinstance(self.inner, (np.ndarray, sla.LinearOperator)):
+            return torch.as_tensor(self.inner @ vectors.cpu().double().numpy()).to(vectors)
+        return torch.stack([torch.as_tensor(self.inner @ v).reshape(-1).to(vectors) for v in vectors.T], dim=1)
+
+    def _block(self, rows: Layout, columns: Layout) -> Operator:
+        return Restricted(self, rows, columns)
+
+    def _transposed(self) -> Operator:
+        inner = self.inner.T if hasattr(self.inner, "T") else self.inner.adjoint()
+        return Wrapped(inner, self.columns, self.rows, self.dtype, self.device)
+
+
+class Restricted(Operator):
+    """A block of an operator that only knows its whole: pad with zeros, apply, cut out."""
+
+    def __init__(self, inner: Operator, rows: Layout, columns: Layout) -> None:
+        super().__init__(
+            rows,
+            columns,
+            dtype=inner.dtype,
+            device=inner.device,
+            symmetric=inner.symmetric and rows == columns,
+            psd=inner.psd and rows == columns,
+            name=f"block of {inner.name}",
+        )
+        self.inner = inner
+
+    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        padded = vectors.new_zeros(self.inner.columns.size, vectors.shape[1])
+        for name in self.columns.names:
+            padded[self.inner.columns.slices[name]] = vectors[self.columns.slices[name]]
+        result = self.inner._apply(padded, progress)
+        return torch.cat([result[self.inner.rows.slices[name]] for name in self.rows.names])
+
+    def _block(self, rows: Layout, columns: Layout) -> Operator:
+        return Restricted(self.inner, rows, columns)
+
+    def _transposed(self) -> Operator:
+        return Restricted(self.inner.T, self.columns, self.rows)
+
+
+def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
+    """Any matrix or operator as ours; names, dtype and device of ``like`` are taken over where the shapes agree."""
+    if isinstance(matrix, Operator):
+        return matrix
+    shape = getattr(matrix, "shape", None)
+    if shape is None or len(shape) != 2 or not hasattr(matrix, "__matmul__"):
+        raise CurvlensError(f"Expected an operator (something with a 2-d shape and @), got a {type(matrix).__name__}.")
+    m, n = (int(side) for side in shape)
+    rows = like.rows if like is not None and like.rows.size == m else Layout({"rows": (m,)})
+    columns = (
+        like.columns if like is not None and like.columns.size == n else (rows if m == n else Layout({"columns": (n,)}))
+    )
+    dtype = matrix.dtype if isinstance(matrix, Tensor) else torch.float64
+    device = matrix.device if isinstance(matrix, Tensor) else torch.device("cpu")
+    if like is not None:
+        dtype, device = like.dtype, like.device
+    return Wrapped(matrix, rows, columns, dtype, device)

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import settings
+
+# One thread: the matrices are tiny, and a time limit should not depend on who else runs on the machine.
+torch.set_num_threads(1)
+
+settings.register_profile("curvlens", derandomize=True, deadline=None)
+settings.load_profile("curvlens")
