@@ -67,7 +67,9 @@ METHODS: tuple[Method, ...] = (
     Method("curvlinops-g", "curvlinops", "GGNLinearOperator", "GGN", peer_rows.curvlinops_ggn, "its own check"),
     Method("pyhessian-1", "PyHessian", "one batch", "Hessian", peer_rows.pyhessian_batch, "graph", splits=False),
     Method("pyhessian-n", "PyHessian", "data loader", "Hessian", peer_rows.pyhessian_loader, "nothing"),
-    Method("eigenthings-h", "hessian-eigenthings", "HessianOperator", "Hessian", peer_rows.eigenthings_hessian, "nothing"),
+    Method(
+        "eigenthings-h", "hessian-eigenthings", "HessianOperator", "Hessian", peer_rows.eigenthings_hessian, "nothing"
+    ),
     Method("eigenthings-g", "hessian-eigenthings", "GGNOperator", "GGN", peer_rows.eigenthings_ggn, "nothing"),
     Method("func-jvp-grad", "torch.func", "jvp(grad)", "Hessian", torch_rows.jvp_grad, "nothing", splits=False),
     Method("func-vjp-grad", "torch.func", "vjp(grad), kept", "Hessian", torch_rows.vjp_grad, "graph", splits=False),

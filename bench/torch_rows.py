@@ -24,7 +24,8 @@ def join(parts: Sequence[Tensor]) -> Tensor:
 
 def split(v: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """A flat vector in the shapes of some tensors."""
-    return [part.view_as(p) for part, p in zip(v.split([p.numel() for p in like]), like, strict=True)]
+    parts = v.split([p.numel() for p in like])  # type: ignore[no-untyped-call]
+    return [part.view_as(p) for part, p in zip(parts, like, strict=True)]
 
 
 def _loss(model: nn.Module, batches: Sequence[Batch]) -> tuple[Callable[[Parts], Tensor], Parts]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ Rows = tuple[Tensor, Tensor]
 IGNORED = -100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A model, its batches and its loss; ``rows`` is the plain forward pass of one batch."""
 
@@ -62,9 +61,9 @@ def randomise(model: nn.Module) -> None:
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape)
         if p.ndim < 2:
-            p += 0.3 * noise
+            p.add_(0.3 * noise)
         elif name.endswith("A_log"):  # Mamba's decay rates: log(1), log(2), … is where they belong
-            p += 0.1 * noise
+            p.add_(0.1 * noise)
         else:
             p.copy_(noise / math.sqrt(p[0].numel()))
 
@@ -209,9 +208,9 @@ ROTARY: dict[str, Any] = {
     "hidden_size": 8,
     "intermediate_size": 10,
     "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 2,
     "max_position_embeddings": 5,
 }
 
@@ -430,9 +429,3 @@ CASES: list[Case] = [
         "all-linear-square", norm="none", attention="linear", activation="identity", bias=False, square=True, n_layer=2
     ),
 ]
-
-
-@cache
-def case(name: str) -> Case:
-    """A case by its name."""
-    return next(c for c in CASES if c.name == name)

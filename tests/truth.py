@@ -99,8 +99,7 @@ class Truth:
     @cached_property
     def jacobian(self) -> Tensor:
         """J = ∂f/∂θ, by reverse mode."""
-        whole = autograd.jacobian(self.outputs, self.theta, vectorize=True)  # type: ignore[no-untyped-call]
-        assert isinstance(whole, Tensor)
+        whole: Tensor = autograd.jacobian(self.outputs, self.theta, vectorize=True)  # type: ignore[no-untyped-call]
         return whole.flatten(0, -2)
 
     @cached_property
@@ -169,8 +168,7 @@ def _gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 
 def _hessian(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    result = autograd.hessian(function, at, vectorize=True)  # type: ignore[no-untyped-call]
-    assert isinstance(result, Tensor)
+    result: Tensor = autograd.hessian(function, at, vectorize=True)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -180,7 +178,8 @@ LADDER = (1, 2, 4)
 
 
 def _unit(v: Tensor) -> Tensor:
-    return v / v.norm()
+    unit: Tensor = v / v.norm()
+    return unit
 
 
 def _derivative(function: Callable[[Tensor], Tensor], at: Tensor, v: Tensor) -> Tensor:
@@ -189,7 +188,8 @@ def _derivative(function: Callable[[Tensor], Tensor], at: Tensor, v: Tensor) -> 
     table = [(function(at + h * STEP * unit) - function(at - h * STEP * unit)) / (2 * h * STEP) for h in LADDER]
     for order in range(1, len(table)):
         table = [fine + (fine - coarse) / (4**order - 1) for fine, coarse in pairwise(table)]
-    return table[0] * v.norm()
+    derivative: Tensor = table[0] * v.norm()
+    return derivative
 
 
 # ReLU: a finite difference is a derivative only as long as no unit switches
@@ -212,7 +212,8 @@ class _Signs(TorchFunctionMode):
 
 def relu_patterns(truth: Truth, theta: Tensor) -> list[Tensor]:
     """Which units are on, for every ReLU the model passes, in order."""
-    with torch.no_grad(), _Signs() as signs:
+    signs = _Signs()
+    with torch.no_grad(), signs:
         truth.outputs(theta)
     return signs.patterns
 

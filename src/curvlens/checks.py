@@ -22,8 +22,8 @@ def check_batch_norm(model: nn.Module) -> None:
     active = [name for name, m in model.named_modules() if isinstance(m, norms) and m.training]
     if active:
         raise CurvlensError(
-            f"Batch-norm is in training mode ({listing(active)}): it couples the samples of a batch, and its statistics "
-            "change with every pass. Call model.eval()."
+            f"Batch-norm is in training mode ({listing(active)}): it couples the samples of a batch, and its "
+            "statistics change with every pass. Call model.eval()."
         )
 
 

@@ -45,7 +45,7 @@ class Layout:
 
     def select(self, wanted: str | Iterable[str]) -> Layout:
         """The part named by parameter names or patterns (``*``, ``?``), in the order of this layout."""
-        names = self.match([wanted] if isinstance(wanted, str) else list(wanted))
+        names = self.match(wanted if isinstance(wanted, Iterable) and not isinstance(wanted, str) else [wanted])
         return Layout({name: self.shapes[name] for name in names})
 
     def match(self, wanted: Iterable[str]) -> list[str]:

@@ -162,7 +162,7 @@ class Operator:
         return add(self, 1.0, other, 1.0)
 
     def __radd__(self, other: Any) -> Operator:
-        return self + other
+        return self.__add__(other)
 
     def __sub__(self, other: Any) -> Operator:
         from curvlens.operators.algebra import add
@@ -170,7 +170,7 @@ class Operator:
         return add(self, 1.0, other, -1.0)
 
     def __rsub__(self, other: Any) -> Operator:
-        return -self + other
+        return (-self).__add__(other)
 
     def __mul__(self, factor: Any) -> Operator:
         from curvlens.operators.algebra import scale
@@ -178,13 +178,13 @@ class Operator:
         return scale(self, factor)
 
     def __rmul__(self, factor: Any) -> Operator:
-        return self * factor
+        return self.__mul__(factor)
 
     def __truediv__(self, factor: Any) -> Operator:
-        return self * (1 / factor)
+        return self.__mul__(1 / factor)
 
     def __neg__(self) -> Operator:
-        return self * -1.0
+        return self.__mul__(-1.0)
 
     # numpy must leave `array @ operator` and `number * operator` to us
     __array_ufunc__ = None

@@ -122,7 +122,7 @@ class Engine:
         return total.T.to(self.problem.dtype)
 
     def graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
-        """All graphs in the order of the data, and whether each is kept; rebuilt ones know just the named parameters."""
+        """All graphs in the order of the data, and whether each is kept; rebuilt ones know the named parameters only."""
         point = self.problem.point()
         if point != self._point:
             self._plan, self._point = None, point

@@ -22,16 +22,19 @@ def fisher(problem: Problem, *, samples: int = 1, seed: int = 0) -> Curvature:
     """The Fisher matrix with labels drawn from the model, ``samples`` for every token: an unbiased estimate of G.
 
     The labels of a sample depend on the seed and on its place in the data alone, so every product sees the same ones,
-    however the data is batched.
+    however the data is batched. A kept graph holds ``samples`` tensors of the outputs' size for them.
     """
     if samples < 1:
         raise CurvlensError(f"samples={samples}, expected 1 or more.")
 
     def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
         assert graph.seam is not None
+        key = ("fisher", samples, seed)
+        if key not in graph.memo:
+            graph.memo[key] = [_sampled(graph.seam, seed * samples + draw) for draw in range(samples)]
         total = [torch.zeros_like(x) for x in t]
-        for draw in range(samples):
-            for out, x, e in zip(total, t, _sampled(graph.seam, seed * samples + draw), strict=True):
+        for gradients in graph.memo[key]:
+            for out, x, e in zip(total, t, gradients, strict=True):
                 out += e * (e * x).sum(-1, keepdim=True) / samples
         return total
 

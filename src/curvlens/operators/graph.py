@@ -94,6 +94,8 @@ class Graph:
 
     def __init__(self, problem: Problem, piece: Piece, names: Iterable[str]) -> None:
         self.leaves = problem.leaves(names)
+        self.memo: dict[Any, Any] = {}
+        """What an operator wants to find again at its next product; gone with the graph."""
         with torch.enable_grad():
             try:
                 outputs = problem.outputs(piece.batch, self.leaves, twice=True)
@@ -120,6 +122,7 @@ class Graph:
                 [f for f, _ in pairs], inputs, [w for _, w in pairs], create_graph=True, allow_unused=True
             )
         self.gradient = dict(zip(self.leaves, gradient, strict=True))
+        _refuse_once_differentiable(gradient)
 
     @property
     def unused(self) -> set[str]:
@@ -173,14 +176,34 @@ class Graph:
         return held if self.seam is None else [*held, *self.outputs, *self.seam.gradient]
 
 
+def _refuse_once_differentiable(gradient: Iterable[Tensor | None]) -> None:
+    """Look for functions marked ``once_differentiable``.
+
+    torch means them to raise when differentiated twice, but hangs their error on a dead end of the graph, which
+    ``torch.autograd.grad(..., inputs)`` never visits: second derivatives through them would be zero, in silence.
+    """
+    todo = [g.grad_fn for g in gradient if g is not None]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "torch::autograd::Error":
+            raise CurvlensError(_CANNOT_TWICE.format("a function is marked once_differentiable"))
+        todo.extend(parent for parent, _ in node.next_functions)
+
+
+_CANNOT_TWICE = (
+    "A kernel of this model cannot be differentiated twice. Use the plain implementation of that layer "
+    "(attn_implementation='eager' in Hugging Face models, no torch.compile, no custom fused kernels). torch said: {}"
+)
+
+
 def _explained(error: Exception) -> Exception:
     """torch's word for a missing second derivative, in ours; any other error as it is."""
     text = str(error)
     signs = ("derivative for", "double backward", "twice differentiable", "does not support", "once_differentiable")
     if not any(sign in text for sign in signs):
         return error
-    return CurvlensError(
-        "A kernel of this model cannot be differentiated twice. Use the plain implementation of that layer "
-        "(attn_implementation='eager' in Hugging Face models, no torch.compile, no custom fused kernels). "
-        f"torch said: {text.splitlines()[0]}"
-    )
+    return CurvlensError(_CANNOT_TWICE.format(text.splitlines()[0]))

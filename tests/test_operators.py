@@ -1,0 +1,169 @@
+"""Algebra, blocks and conversions: one list of operators, the same checks for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg as sla
+import torch
+from torch import Tensor
+
+import curvlens as cl
+from curvlens.operators import as_operator
+from tests.small import direction, problem, relative
+
+PROBLEM = problem()
+H, G, F = cl.hessian(PROBLEM), cl.ggn(PROBLEM), cl.functional(PROBLEM)
+HD, GD, FD = H.dense(), G.dense(), F.dense()
+NAMES = PROBLEM.layout.names
+A, B = "h.0.attn.q.weight", "h.0.mlp.up.weight"
+SA, SB = PROBLEM.layout.slices[A], PROBLEM.layout.slices[B]
+
+
+class Foreign:
+    """Somebody else's operator: a shape, a product with one vector, a transpose."""
+
+    shape = (len(HD), len(HD))
+
+    @property
+    def T(self) -> Foreign:  # noqa: N802
+        return self
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        return 2 * v
+
+
+IDENTITY = torch.eye(len(HD), dtype=torch.float64)
+CASES: dict[str, tuple[Callable[[], cl.Operator], Tensor]] = {
+    "hessian": (lambda: H, HD),
+    "ggn": (lambda: G, GD),
+    "functional": (lambda: F, FD),
+    "sum": (lambda: G + F, HD),
+    "difference": (lambda: H - G, FD),
+    "multiple": (lambda: -0.5 * H / 2, -0.25 * HD),
+    "numbers of numpy and torch": (lambda: np.float64(2) * H * torch.tensor(0.5), HD),
+    "with a tensor": (lambda: H + IDENTITY, HD + IDENTITY),
+    "from a tensor": (lambda: IDENTITY.numpy() - H, IDENTITY - HD),
+    "with scipy's": (lambda: H + sla.aslinearoperator(FD.numpy()), HD + FD),
+    "with a stranger's": (lambda: H + Foreign(), HD + 2 * IDENTITY),
+    "block": (lambda: H[A, B], HD[SA, SB]),
+    "diagonal block": (lambda: H[B], HD[SB, SB]),
+    "block of a sum": (lambda: (H + 2 * IDENTITY)[A], (HD + 2 * IDENTITY)[SA, SA]),
+    "block of a stranger's": (lambda: (H - Foreign())[A, B], HD[SA, SB]),
+    "union": (lambda: H[[B, A]], torch.cat([torch.cat([HD[r, c] for c in (SA, SB)], 1) for r in (SA, SB)])),
+    "block of a block": (lambda: H[[A, B]][B, A], HD[SB, SA]),
+    "transpose": (lambda: H[A, B].T, HD[SA, SB].T),
+    "transpose of a sum": (lambda: (H - 2 * G)[A, B].T, (HD - 2 * GD)[SA, SB].T),
+    "wrapped array": (lambda: as_operator(FD[:5].numpy()), FD[:5]),
+}
+
+
+@pytest.mark.parametrize(("create", "dense"), CASES.values(), ids=CASES.keys())
+def test_operator(create: Callable[[], cl.Operator], dense: Tensor) -> None:
+    operator = create()
+    assert operator.shape == tuple(dense.shape)
+    close: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12 * float(dense.norm())}
+    matrix = torch.stack([direction(operator.shape[1], seed) for seed in range(3)], dim=1)
+    torch.testing.assert_close(operator.dense(), dense, **close)
+    torch.testing.assert_close(operator @ matrix, dense @ matrix, **close)
+    torch.testing.assert_close(operator @ matrix[:, 0], dense @ matrix[:, 0], **close)
+    by_name = operator @ operator.columns.unflatten(matrix[:, 0].contiguous())
+    assert list(by_name) == list(operator.rows.names)
+    torch.testing.assert_close(torch.cat([x.reshape(-1) for x in by_name.values()]), dense @ matrix[:, 0], **close)
+    in_scipy = operator.to_scipy()
+    np.testing.assert_allclose(in_scipy @ matrix.numpy(), (dense @ matrix).numpy(), **close)
+    np.testing.assert_allclose(in_scipy @ matrix[:, 0].numpy(), (dense @ matrix[:, 0]).numpy(), **close)
+    if operator.symmetric:
+        torch.testing.assert_close(dense, dense.T, **close)
+    if operator.psd:
+        assert torch.linalg.eigvalsh(dense).min() >= -1e-12 * dense.norm()
+    if operator.rows == operator.columns:
+        v = matrix[:, 1]
+        assert operator.quadratic(v) == pytest.approx(float(v @ dense @ v), rel=1e-10)
+        by_name = operator.columns.unflatten(v.contiguous())
+        assert operator.quadratic(by_name) == pytest.approx(operator.quadratic(v), rel=1e-13)
+    left = direction(operator.shape[0], 9)
+    torch.testing.assert_close(operator.T @ left, dense.T @ left, **close)
+    assert str(operator.shape[0]) in repr(operator)
+
+
+def test_tags() -> None:
+    assert H.symmetric
+    assert not H.psd
+    assert G.psd
+    assert not (-1 * G).psd
+    assert (G + G).psd
+    assert not G[A, B].symmetric
+    assert G[A].psd
+    assert not cl.ggn(cl.Problem(PROBLEM.model, PROBLEM.data.source, lambda o, b: (o.pow(4).sum(), 1))).psd
+
+
+def test_eigenvalues_by_scipy() -> None:
+    values = sla.eigsh(H.to_scipy(), k=3, return_eigenvectors=False)
+    exact = torch.linalg.eigvalsh(HD)
+    largest = exact[exact.abs().argsort(descending=True)[:3]].sort().values
+    np.testing.assert_allclose(np.sort(values), largest.numpy(), rtol=1e-8)
+
+
+def test_sampled_fisher_tends_to_the_ggn() -> None:
+    few, many = (relative(cl.fisher(PROBLEM, samples=n, seed=1).dense(), GD) for n in (4, 100))
+    assert many < 0.25
+    assert many < few / 3  # 1/√25 of it, with room for chance
+    first, again, other = (cl.fisher(PROBLEM, seed=s) @ direction(len(HD)) for s in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_empirical_fisher_is_the_second_moment_of_token_gradients() -> None:
+    tokens, labels = PROBLEM.data.first()
+    total = torch.zeros_like(HD)
+    for i, j in (labels != -100).nonzero().tolist():
+        alone = torch.full_like(labels, -100)
+        alone[i, j] = labels[i, j]
+        g = cl.Problem(PROBLEM.model, (tokens, alone), cl.losses.CrossEntropy()).gradient()
+        total += torch.outer(g, g)
+    assert relative(cl.empirical_fisher(PROBLEM).dense(), total / PROBLEM.n_tokens) < 1e-12
+
+
+def test_progress_is_reported() -> None:
+    calls: list[tuple[int, int | None]] = []
+    H.apply(torch.stack([direction(len(HD), s) for s in range(4)], 1), progress=lambda *c: calls.append(c))
+    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_loss_without_split_point() -> None:
+    tokens, labels = PROBLEM.data.first()
+
+    def loss(model: torch.nn.Module, batch: Any) -> Tensor:
+        return torch.nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    whole = cl.Problem(PROBLEM.model, (tokens, labels), loss)
+    assert relative(cl.hessian(whole).dense(), HD) < 1e-12
+    for make in (cl.ggn, cl.functional, cl.fisher, cl.empirical_fisher):
+        with pytest.raises(cl.CurvlensError, match="maps the model to a number"):
+            make(whole)
+
+
+def test_outputs_may_be_a_tree() -> None:
+    """Two outputs, one of them with a loss that is linear: no curvature of its own, but a functional part."""
+    tokens, _ = PROBLEM.data.first()
+
+    class Two:
+        def outputs(self, model: torch.nn.Module, batch: Tensor) -> dict[str, Tensor]:
+            logits = model(batch)
+            return {"a": logits[..., :3], "b": logits[..., 3:].tanh()}
+
+        def sum_and_count(self, outputs: dict[str, Tensor], batch: Tensor) -> tuple[Tensor, int]:
+            return outputs["a"].pow(4).sum() + outputs["b"].sum(), batch.numel()
+
+    tree = cl.Problem(PROBLEM.model, tokens, Two())
+    flat = cl.Problem(
+        PROBLEM.model, tokens, lambda model, b: Two().sum_and_count(Two().outputs(model, b), b)[0] / b.numel()
+    )
+    assert isinstance(flat.loss_function, cl.losses.FromModel)
+    v = direction(len(HD))
+    assert relative(cl.hessian(tree) @ v, cl.hessian(flat) @ v) < 1e-12
+    assert relative(cl.ggn(tree) @ v + cl.functional(tree) @ v, cl.hessian(tree) @ v) < 1e-12

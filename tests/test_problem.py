@@ -1,0 +1,256 @@
+"""What a problem is: which batches it takes, which parameters, at which point; and that it leaves everything as it was."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import curvlens as cl
+from curvlens.operators.engine import engine_of
+from tests.small import direction, gpt, problem, relative, tokens_and_labels
+
+Pair = namedtuple("Pair", ["input_ids", "labels"])  # noqa: PYI024 - an untyped one, as users have it
+
+
+class Keyword(nn.Module):
+    """Called as Hugging Face's models are, and answers as they do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt = gpt()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
+        return {"logits": self.gpt(input_ids)}
+
+
+TOKENS, LABELS = tokens_and_labels()
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (gpt(), (TOKENS, LABELS)),
+        (gpt(), [(TOKENS, LABELS)]),
+        (gpt(), [[TOKENS, LABELS]]),
+        (gpt(), [((TOKENS,), LABELS)]),
+        (gpt(), DataLoader(TensorDataset(TOKENS, LABELS), batch_size=2)),
+        (Keyword(), {"input_ids": TOKENS, "labels": LABELS}),
+        (Keyword(), [OrderedDict(input_ids=TOKENS, labels=LABELS)]),
+        (Keyword(), [UserDict(input_ids=TOKENS, labels=LABELS, attention_mask=torch.ones_like(TOKENS))]),
+        (Keyword(), Pair(TOKENS, LABELS)),
+        (Keyword(), [({"input_ids": TOKENS}, LABELS)]),
+        (Keyword(), [{"input_ids": TOKENS, "labels": LABELS, "attention_mask": None}]),
+    ],
+)
+def test_kinds_of_batches(model: nn.Module, data: Any) -> None:
+    expected = F.cross_entropy(gpt()(TOKENS).flatten(0, 1), LABELS.flatten()).detach()
+    found = cl.Problem(model, data, cl.losses.CrossEntropy(), micro_batch=2)
+    assert found.loss() == pytest.approx(float(expected), rel=1e-13)
+    assert found.n_tokens == int((LABELS != -100).sum())
+    assert relative(cl.hessian(found) @ direction(found.layout.size), cl.hessian(problem()) @ direction(242)) < 1e-12
+
+
+def test_batches_of_hugging_face() -> None:
+    from transformers import BatchEncoding
+
+    found = cl.Problem(Keyword(), BatchEncoding({"input_ids": TOKENS, "labels": LABELS}), cl.losses.CrossEntropy())
+    assert found.loss() == pytest.approx(problem().loss(), rel=1e-13)
+
+
+def test_parameters_by_name_and_pattern() -> None:
+    whole = problem()
+    part = problem(params=["h.0.mlp.*", "unembed.weight"])
+    assert part.layout.names == tuple(n for n in whole.layout.names if n.startswith("h.0.mlp") or n == "unembed.weight")
+    names = list(part.layout.names)
+    v = direction(part.layout.size)
+    for make in (cl.hessian, cl.ggn, cl.functional):
+        assert relative(make(part) @ v, make(whole)[names] @ v) < 1e-12
+    assert problem(params="*.q.weight").layout.names == ("h.0.attn.q.weight",)
+
+
+def test_frozen_parameters_are_out() -> None:
+    model = gpt()
+    model.h[0].attn.requires_grad_(False)
+    frozen = cl.Problem(model, tokens_and_labels(), cl.losses.CrossEntropy())
+    assert not [name for name in frozen.layout.names if ".attn." in name]
+    block = cl.hessian(problem())[list(frozen.layout.names)]
+    v = direction(frozen.layout.size)
+    assert relative(cl.hessian(frozen) @ v, block @ v) < 1e-12
+
+
+def test_a_tied_tensor_is_there_once() -> None:
+    model = gpt(tied=True)
+    tied = cl.Problem(model, tokens_and_labels(), cl.losses.CrossEntropy())
+    assert "embed.weight" in tied.layout.names
+    assert "unembed.weight" not in tied.layout.names
+    theta, v, eps = tied.theta, direction(tied.layout.size), 1e-6
+    difference = (tied.with_params(theta + eps * v).gradient() - tied.with_params(theta - eps * v).gradient()) / (
+        2 * eps
+    )
+    assert relative(cl.hessian(tied) @ v, difference) < 1e-8
+    alias = cl.Problem(model, tokens_and_labels(), cl.losses.CrossEntropy(), params="unembed.weight")
+    assert alias.layout.names == ("embed.weight",)
+
+
+def test_another_point_without_rebuilding() -> None:
+    here = problem()
+    theta = here.theta + 0.1 * direction(here.layout.size)
+    there = here.with_params(theta)
+    by_name = here.with_params(here.layout.unflatten(theta))
+    model = gpt()
+    nn.utils.vector_to_parameters(theta, model.parameters())
+    rebuilt = cl.Problem(model, tokens_and_labels(), cl.losses.CrossEntropy())
+    v = direction(here.layout.size)
+    assert torch.equal(there.theta, theta)
+    for other in (there, by_name):
+        assert other.loss() == pytest.approx(rebuilt.loss(), rel=1e-14)
+        assert relative(cl.hessian(other) @ v, cl.hessian(rebuilt) @ v) < 1e-13
+    assert here.loss() == pytest.approx(problem().loss(), rel=1e-14)
+    assert relative(cl.hessian(here) @ v, cl.hessian(there) @ v) > 1e-3
+
+
+@pytest.mark.parametrize("how", ["optimiser", "data", "assigned"])
+def test_the_problem_follows_the_model(how: str) -> None:
+    """After a training step, however it is written, products are those at the new parameters."""
+    model = gpt()
+    followed = cl.Problem(model, tokens_and_labels(), cl.losses.CrossEntropy())
+    H, v = cl.hessian(followed), direction(followed.layout.size)
+    before = H @ v
+    step = followed.layout.unflatten(0.1 * followed.gradient())
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if how == "optimiser":
+                p.sub_(step[name])
+            elif how == "data":
+                p.data -= step[name]
+            else:
+                p.data = p.data - step[name]
+    fresh = cl.hessian(cl.Problem(model, tokens_and_labels(), cl.losses.CrossEntropy())) @ v
+    assert relative(H @ v, fresh) < 1e-13
+    assert relative(before, fresh) > 1e-6
+
+
+def snapshot(model: nn.Module) -> tuple[Any, ...]:
+    return (
+        [p.detach().clone() for p in model.parameters()],
+        [p.grad for p in model.parameters()],
+        [p.requires_grad for p in model.parameters()],
+        [id(p) for p in model.parameters()],
+        [m.training for m in model.modules()],
+        torch.random.get_rng_state(),
+    )
+
+
+def assert_same_snapshot(a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
+    assert all(torch.equal(x, y) for x, y in zip(a[0], b[0], strict=True))
+    assert a[1:5] == b[1:5]
+    assert torch.equal(a[5], b[5])
+
+
+def test_everything_is_left_as_it_was() -> None:
+    model = gpt()
+    model.h[0].mlp.train()
+    before = snapshot(model)
+    loader = DataLoader(TensorDataset(TOKENS, LABELS), batch_size=2)
+    used = cl.Problem(model, loader, cl.losses.CrossEntropy(), memory=0)
+    used.loss()
+    for make in (cl.hessian, cl.ggn, cl.functional, cl.fisher, cl.empirical_fisher):
+        make(used) @ used.gradient()
+    assert_same_snapshot(before, snapshot(model))
+
+
+@pytest.mark.parametrize("memory", ["1GiB", 0])
+@pytest.mark.parametrize("after", [1, 3, 6])
+def test_an_interrupt_leaves_everything_as_it_was(after: int, memory: int | str) -> None:
+    """Ctrl-C somewhere in the forward passes of a product; the next product is right."""
+    model = gpt()
+    interrupted = cl.Problem(model, tokens_and_labels(), cl.losses.CrossEntropy(), memory=memory, micro_batch=1)
+    before, v, calls = snapshot(model), direction(interrupted.layout.size), 0
+
+    def interrupt(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == after:
+            raise KeyboardInterrupt
+
+    handle = model.h[0].mlp.register_forward_hook(interrupt)
+    H = cl.hessian(interrupted)
+    try:
+        for _ in range(2):
+            H @ v
+    except KeyboardInterrupt:
+        pass
+    handle.remove()
+    assert calls == after or memory == "1GiB"
+    assert_same_snapshot(before, snapshot(model))
+    q = torch.randn(1, 2, 3, 4, requires_grad=True)
+    fused = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).sum(), q, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="derivative for"):
+        fused.sum().backward()
+    assert relative(H @ v, cl.hessian(problem()) @ v) < 1e-12
+
+
+def test_an_interrupt_in_the_progress_callback() -> None:
+    held = problem(micro_batch=1)
+    H, v = cl.hessian(held), direction(held.layout.size)
+
+    def stop(done: int, total: int | None) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        H.apply(v, progress=stop)
+    assert engine_of(held).kept_bytes == 0
+    assert relative(H @ v, cl.hessian(problem()) @ v) < 1e-12
+
+
+def test_float32_agrees_with_float64() -> None:
+    model = gpt().float()
+    low = cl.Problem(model, tokens_and_labels(), cl.losses.CrossEntropy())
+    v = direction(low.layout.size)
+    product = cl.hessian(low) @ v
+    assert product.dtype == torch.float32
+    assert relative(product.double(), cl.hessian(problem()) @ v) < 1e-5
+
+
+def test_low_precision_is_announced() -> None:
+    with pytest.warns(cl.CurvlensWarning, match="bfloat16"):
+        low = cl.Problem(gpt().bfloat16(), tokens_and_labels(), cl.losses.CrossEntropy())
+    v = direction(low.layout.size)
+    assert relative((cl.ggn(low) @ v).double(), cl.ggn(problem()) @ v) < 0.1
+
+
+def test_contrastive_problem() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4).double(), nn.Linear(5, 4).double()
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            similarity: Tensor = F.normalize(self.a(x), dim=-1) @ F.normalize(self.b(y), dim=-1).T / 0.1
+            return similarity
+
+    torch.manual_seed(0)
+    model, x, y = Towers(), direction(12).view(4, 3), direction(20, 2).view(4, 5)
+    pair = cl.Problem(model, (x, y), cl.losses.Contrastive(symmetric=True))
+    similarity = model(x, y).detach()
+    own = torch.arange(4)
+    expected = (F.cross_entropy(similarity, own) + F.cross_entropy(similarity.T, own)) / 2
+    assert pair.loss() == pytest.approx(float(expected), rel=1e-13)
+    v, eps = direction(pair.layout.size), 1e-5
+    above, below = pair.with_params(pair.theta + eps * v), pair.with_params(pair.theta - eps * v)
+    H, G, P = cl.hessian(pair), cl.ggn(pair), cl.functional(pair)
+    assert relative(H @ v, (above.gradient() - below.gradient()) / (2 * eps)) < 1e-7
+    assert relative(G @ v + P @ v, H @ v) < 1e-12
+    two = [(x, y), (x.flip(1), y.flip(1))]
+    mean = cl.Problem(model, two, cl.losses.Contrastive(per_batch=True))
+    each = [cl.Problem(model, batch, cl.losses.Contrastive()) for batch in two]
+    assert mean.loss() == pytest.approx((each[0].loss() + each[1].loss()) / 2, rel=1e-13)
+    tight = cl.Problem(model, (x, y), cl.losses.Contrastive(symmetric=True), memory=0)  # over budget, yet never cut
+    assert relative(cl.hessian(tight) @ v, H @ v) < 1e-13
