@@ -80,8 +80,8 @@ def _costs(results: Results) -> Table:
     notes = [
         f"Unit: one gradient of all parameters, forward and backward with torch's fused attention ({units}).",
         f"Median over {results['repetitions']} repetitions of the row's time over the gradient's time in the same "
-        "repetition; all rows take turns in one process. “once” is what the first product costs above a later one, "
-        "construction included, measured one time.",
+        "repetition; all rows take turns in one process. “once” is what construction and first product cost "
+        "above the second product, in one gradient timed just before: a single sample, so a rough one.",
         "All rows but those of curvlens run inside `sdpa_kernel(SDPBackend.MATH)`, without which they fail.",
     ]
     return Table("Cost of one product, in gradients", head, rows, notes)

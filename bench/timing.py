@@ -46,11 +46,11 @@ def measure(*, quick: bool, repetitions: int) -> dict[str, Any]:
 
     rows: dict[str, Any] = {}
     products: dict[str, Product] = {}
-    first: dict[str, float] = {}
     for method in METHODS:
         if not method.timed:
             continue
         rows[method.key] = {}
+        nearby = unit()  # not the median of all: the load of the machine changes over minutes
         start = time.perf_counter()
         try:
             product = method.build(model, [batch])
@@ -58,7 +58,8 @@ def measure(*, quick: bool, repetitions: int) -> dict[str, Any]:
         except Exception as error:
             rows[method.key]["not_run"] = reason(error)
             continue
-        first[method.key] = time.perf_counter() - start
+        first = time.perf_counter() - start
+        rows[method.key]["once"] = (first - seconds(lambda product=product: product(v))) / nearby  # type: ignore[misc]
         products[method.key] = product
 
     times: dict[str, list[float]] = {GRADIENT: [], **{key: [] for key in products}}
@@ -77,7 +78,6 @@ def measure(*, quick: bool, repetitions: int) -> dict[str, Any]:
         # Processor time does not count waiting for a busy core: far from the ratio above, the run was disturbed.
         rows[key]["processor_ratio"] = spread([t / g for t, g in zip(work[key], work[GRADIENT], strict=True)])
         rows[key]["seconds"] = median(times[key])
-        rows[key]["once"] = (first[key] - median(times[key])) / median(units)
     busy = [w / t for w, t in zip(work[GRADIENT], units, strict=True)]
     return {"gradient_seconds": spread(units), "gradient_cores": spread(busy), "rows": rows}
 

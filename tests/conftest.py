@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -8,3 +9,8 @@ torch.set_num_threads(1)
 
 settings.register_profile("curvlens", derandomize=True, deadline=None)
 settings.load_profile("curvlens")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Not in pyproject.toml: there pytest imports curvlens to find the class, before jaxtyping can hook in.
+    config.addinivalue_line("filterwarnings", "error::curvlens.CurvlensWarning")

@@ -185,7 +185,8 @@ def test_user_losses_are_recognised() -> None:
         return outputs.square().sum(), outputs.numel()
 
     def by_model(model: nn.Module, batch: Any) -> Tensor:
-        return model(batch).square().mean()
+        value: Tensor = model(batch).square().mean()
+        return value
 
     class ByProtocol:
         convex = True

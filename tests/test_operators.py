@@ -13,7 +13,7 @@ from torch import Tensor
 
 import curvlens as cl
 from curvlens.operators import as_operator
-from tests.small import direction, problem, relative
+from small import direction, problem, relative
 
 PROBLEM = problem()
 H, G, F = cl.hessian(PROBLEM), cl.ggn(PROBLEM), cl.functional(PROBLEM)
@@ -126,6 +126,37 @@ def test_empirical_fisher_is_the_second_moment_of_token_gradients() -> None:
         g = cl.Problem(PROBLEM.model, (tokens, alone), cl.losses.CrossEntropy()).gradient()
         total += torch.outer(g, g)
     assert relative(cl.empirical_fisher(PROBLEM).dense(), total / PROBLEM.n_tokens) < 1e-12
+
+
+def test_fisher_matrices_of_images() -> None:
+    """Classes on axis 1: the same matrices as with the classes last."""
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(2, 3, 1).double()
+    x, y = direction(80).view(2, 2, 4, 5), torch.randint(3, (2, 4, 5))
+
+    class Last(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.movedim(self.conv(x), 1, -1)
+
+    first = cl.Problem(conv, (x, y), cl.losses.CrossEntropy(class_dim=1))
+    last = cl.Problem(Last(), (x, y), cl.losses.CrossEntropy())
+    for make in (cl.ggn, cl.empirical_fisher, cl.fisher):
+        assert relative(make(first).dense(), make(last).dense()) < 1e-12
+
+
+def test_row_vectors_and_python_sums() -> None:
+    v, w = direction(len(HD)), torch.stack([direction(len(HD), s) for s in range(2)])
+    assert relative(v @ H, HD @ v) < 1e-12
+    assert relative(w @ H, w @ HD) < 1e-12
+    assert relative(direction(SA.stop - SA.start) @ H[A, B], HD[SB, SA] @ direction(SA.stop - SA.start)) < 1e-12
+    assert relative(torch.as_tensor(v.numpy() @ H), HD @ v) < 1e-12
+    assert relative(sum([G, F]) @ v, HD @ v) < 1e-12  # type: ignore[operator]
+    arrays = {name: part.numpy() for name, part in PROBLEM.layout.unflatten(v).items()}
+    assert relative(torch.cat([x.reshape(-1) for x in (H @ arrays).values()]), HD @ v) < 1e-12
 
 
 def test_progress_is_reported() -> None:

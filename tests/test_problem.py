@@ -1,4 +1,4 @@
-"""What a problem is: which batches it takes, which parameters, at which point; and that it leaves everything as it was."""
+"""What a problem is: its batches, parameters and point; and that it leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import curvlens as cl
 from curvlens.operators.engine import engine_of
-from tests.small import direction, gpt, problem, relative, tokens_and_labels
+from small import direction, gpt, problem, relative, tokens_and_labels
 
-Pair = namedtuple("Pair", ["input_ids", "labels"])  # noqa: PYI024 - an untyped one, as users have it
+Pair = namedtuple("Pair", ["input_ids", "labels"])
 
 
 class Keyword(nn.Module):
@@ -115,6 +115,55 @@ def test_another_point_without_rebuilding() -> None:
     assert relative(cl.hessian(here) @ v, cl.hessian(there) @ v) > 1e-3
 
 
+def changed_hessian(change: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """The dense Hessian after a change of the model, from an operator with kept graphs and from a new problem."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1)).double().eval()
+    data = (direction(10).view(5, 2), direction(5, 2).view(5, 1))
+    kept = cl.Problem(net, data, cl.losses.MSE(), **options)
+    at_theta = kept.with_params(kept.theta) if options else kept
+    H = cl.hessian(at_theta)
+    before = H.dense()
+    with torch.no_grad():
+        change(net)
+    after = H.dense()
+    fresh = cl.hessian(cl.Problem(net, data, cl.losses.MSE(), **options)).dense()
+    assert relative(before, fresh) > 1e-3
+    return after, fresh
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        (lambda net: net[0].weight.copy_(net[0].weight.flip(1)), {}),
+        (lambda net: net[0].weight.data.copy_(net[0].weight.flip(0)), {}),
+        (lambda net: net[0].weight.data.view(-1)[3].mul_(1.5), {}),
+        (lambda net: net[1].running_var.mul_(2), {}),
+        (lambda net: net[3].weight.mul_(3), {"params": "0.*"}),
+    ],
+    ids=["columns swapped", "rows swapped through data", "one entry", "a buffer", "a parameter not chosen"],
+)
+def test_every_change_of_the_model_is_noticed(change: Any, options: dict[str, Any]) -> None:
+    after, fresh = changed_hessian(change, **options)
+    assert relative(after, fresh) < 1e-13
+
+
+def test_changed_data_is_refused() -> None:
+    x, y = direction(10).view(5, 2).clone(), direction(5, 2).view(5, 1)
+    data = [(x, y)]
+    held = cl.Problem(nn.Linear(2, 1).double(), data, cl.losses.MSE())
+    H, v = cl.hessian(held), torch.ones(3).double()
+    before = H @ v
+    x.mul_(2)
+    with pytest.raises(cl.CurvlensError, match="the data changed"):
+        H @ v
+    x.div_(2)
+    assert relative(H @ v, before) < 1e-15
+    data.append((x, y))
+    with pytest.raises(cl.CurvlensError, match="the data changed"):
+        H @ v
+
+
 @pytest.mark.parametrize("how", ["optimiser", "data", "assigned"])
 def test_the_problem_follows_the_model(how: str) -> None:
     """After a training step, however it is written, products are those at the new parameters."""
@@ -155,7 +204,7 @@ def assert_same_snapshot(a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
 
 def test_everything_is_left_as_it_was() -> None:
     model = gpt()
-    model.h[0].mlp.train()
+    model.get_submodule("h.0.mlp").train()
     before = snapshot(model)
     loader = DataLoader(TensorDataset(TOKENS, LABELS), batch_size=2)
     used = cl.Problem(model, loader, cl.losses.CrossEntropy(), memory=0)
@@ -179,7 +228,7 @@ def test_an_interrupt_leaves_everything_as_it_was(after: int, memory: int | str)
         if calls == after:
             raise KeyboardInterrupt
 
-    handle = model.h[0].mlp.register_forward_hook(interrupt)
+    handle = model.get_submodule("h.0.mlp").register_forward_hook(interrupt)
     H = cl.hessian(interrupted)
     try:
         for _ in range(2):
@@ -192,7 +241,7 @@ def test_an_interrupt_leaves_everything_as_it_was(after: int, memory: int | str)
     q = torch.randn(1, 2, 3, 4, requires_grad=True)
     fused = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).sum(), q, create_graph=True)[0]
     with pytest.raises(RuntimeError, match="derivative for"):
-        fused.sum().backward()
+        torch.autograd.grad(fused.sum(), q)
     assert relative(H @ v, cl.hessian(problem()) @ v) < 1e-12
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
+from curvlens.checksum import checksums
 from curvlens.errors import CurvlensError
 
 Batch = Any
@@ -57,8 +58,8 @@ def replace_tensors(tree: Batch, new: Iterable[Tensor]) -> Batch:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Move every tensor of the batch."""
-    return map_tensors(lambda x: x.to(device), batch)
+    """A copy of the batch on the device: kept graphs must not see what is later written into the user's tensors."""
+    return map_tensors(lambda x: x.to(device, copy=True), batch)
 
 
 def batch_size(batch: Batch) -> int | None:
@@ -103,20 +104,9 @@ Fingerprint = tuple[Any, ...]
 
 
 def fingerprint(batch: Batch) -> Fingerprint:
-    """Shape, dtype and two checksums of every tensor."""
-
-    def mark(x: Tensor) -> tuple[Any, ...]:
-        flat = x.detach().reshape(-1)
-        if not flat.numel():
-            return (tuple(x.shape), str(x.dtype), 0.0, 0.0)
-        flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
-        flat = flat.double()
-        # Position-dependent weights: a mere permutation of the entries is seen too.
-        weights = torch.linspace(0.5, 1.5, flat.numel(), dtype=torch.float64, device=flat.device)
-        sums = torch.stack([flat.sum(), flat @ weights]).tolist()
-        return (tuple(x.shape), str(x.dtype), *map(repr, sums))
-
-    return tuple(mark(x) for x in tensors(batch))
+    """Shape, dtype and checksum of every tensor."""
+    leaves = tensors(batch)
+    return (*((tuple(x.shape), x.dtype) for x in leaves), *checksums(leaves))
 
 
 def _one_shot(source: Iterable[Any]) -> bool:
@@ -181,6 +171,12 @@ class Data:
                 "Switch that off, or freeze one pass with data=list(data)."
             )
 
+    def check_unchanged(self) -> None:
+        """Look again, where that costs nothing: at batches in a list. A loader is not read again for this."""
+        if isinstance(self.source, list):
+            for _ in self:
+                pass
+
     def first(self) -> Batch:
         """The first batch."""
         return next(iter(self.source))
@@ -193,13 +189,13 @@ class Data:
             if self._seen is not None and (index >= len(self._seen) or mark != self._seen[index]):
                 raise CurvlensError(
                     f"Batch {index} is not the one it was in the first pass: the data changed in between. "
-                    "Freeze it with data=list(data)."
+                    "Freeze it with data=list(data), or build a new Problem for the new data."
                 )
             seen.append(mark)
             yield batch
         if self._seen is not None and len(seen) < len(self._seen):
             raise CurvlensError(
                 f"The data has {len(seen)} batches, in the first pass it had {len(self._seen)}. "
-                "Freeze it with data=list(data)."
+                "Freeze it with data=list(data), or build a new Problem for the new data."
             )
         self._seen = seen

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from curvlens import batches
+from curvlens.batches import Batch
 from curvlens.errors import CurvlensError, CurvlensWarning, listing
 from curvlens.pieces import Piece
 
@@ -43,6 +45,21 @@ def check_deterministic(model: nn.Module, evaluate: SumAndCount, piece: Piece, d
             f"The loss is random: two passes over the same batch gave {float(first):.8g} and {float(second):.8g}. "
             f"Switch dropout off with model.eval().{where}"
         )
+
+
+@contextmanager
+def explained_dtypes(batch: Batch, dtype: torch.dtype) -> Iterator[None]:
+    """torch's complaint about a batch of another precision than the model, with the fix."""
+    try:
+        yield
+    except RuntimeError as error:
+        other = {x.dtype for x in batches.tensors(batch) if x.is_floating_point()} - {dtype}
+        if not other or "dtype" not in str(error):
+            raise
+        raise CurvlensError(
+            f"The model is in {dtype}, the batch has tensors in {listing(map(str, other))}. Convert them: "
+            f"x.to({dtype}), or the model: model.double(). torch said: {error}"
+        ) from error
 
 
 def check_split(evaluate: SumAndCount, piece: Piece, dtype: torch.dtype) -> None:

@@ -30,15 +30,18 @@ class _KeepFloat64(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.float:
             return args[0].to(_WIDE)
-        if func in (Tensor.to, Tensor.type):
-            args = tuple(_WIDE if _is_float32(a) else a for a in args)
-        if _is_float32(kwargs.get("dtype")):
-            kwargs = {**kwargs, "dtype": _WIDE}
+        if func in (Tensor.to, Tensor.type_as) and len(args) > 1 and isinstance(args[1], Tensor):
+            like = args[1]
+            return args[0].to(like.device, _WIDE if like.dtype is torch.float32 else like.dtype)
+        args = tuple(_WIDE if _is_float32(a) else a for a in args)
+        kwargs = {key: _WIDE if _is_float32(value) else value for key, value in kwargs.items()}
         return func(*args, **kwargs)
 
 
 def _is_float32(value: Any) -> bool:
-    return value is torch.float32 or value in ("torch.FloatTensor", "torch.cuda.FloatTensor")
+    if isinstance(value, str):
+        return value in ("torch.FloatTensor", "torch.cuda.FloatTensor")
+    return value is torch.float32 or value is torch.FloatTensor
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from torch.func import functional_call
 from curvlens import batches
 from curvlens.batches import Batch, Data
 from curvlens.blocks import Layout
-from curvlens.checks import check_batch_norm, check_deterministic, check_split, warn_low_precision
+from curvlens.checks import check_batch_norm, check_deterministic, check_split, explained_dtypes, warn_low_precision
+from curvlens.checksum import checksums
 from curvlens.errors import CurvlensError, CurvlensWarning, listing
 from curvlens.losses import FromModel, Loss, as_loss
 from curvlens.memory import available_bytes, parse_bytes
@@ -56,7 +57,7 @@ class Problem:
     >>> model = nn.Linear(3, 1, bias=False).double()
     >>> x = torch.eye(3, dtype=torch.float64)
     >>> problem = Problem(model, (x, torch.zeros(3, 1)), MSE())
-    >>> bool(torch.isclose(torch.tensor(problem.loss()), model.weight.square().mean()))
+    >>> abs(problem.loss() - model.weight.square().mean().item()) < 1e-15
     True
     """
 
@@ -174,15 +175,13 @@ class Problem:
         return {name: self._chosen[name].detach().requires_grad_() for name in names}
 
     def point(self) -> tuple[Any, ...]:
-        """A fingerprint of parameters and modes: it changes when the point does, also by writes to ``.data``."""
+        """A fingerprint of parameters, buffers and modes: it changes when they do, also by writes to ``.data``."""
         modes = tuple(m.training for m in self.model.modules())
-        if self._theta is not None:
-            return (modes,)
-        with torch.no_grad():
-            sums = [p.sum(dtype=torch.float64) for p in self.model.parameters()]
-            norms = [torch.linalg.vector_norm(p, dtype=torch.float64) for p in self.model.parameters()]
-            marks = torch.stack([*sums, *norms]).tolist()
-        return (modes, tuple(p.data_ptr() for p in self.model.parameters()), *map(repr, marks))
+        moving = [*self.model.buffers()]
+        for name, p in self.model.named_parameters():
+            if self._theta is None or name not in self._chosen:
+                moving.append(p)
+        return (modes, tuple(x.data_ptr() for x in moving), checksums(moving))
 
     @contextmanager
     def keep_rng(self) -> Iterator[None]:
@@ -208,11 +207,7 @@ class Problem:
             else:
                 self.check_split(piece)
                 yield from piece.split(self.micro_batch)
-        if index > 0 and isinstance(self.loss_function, FromModel) and self._lone_number:
-            raise CurvlensError(
-                f"The loss returns one number a batch and the data has {index + 1} batches, so how to weigh them is "
-                "unknown. Return (sum, count) from the loss, or give one batch."
-            )
+        self._check_weights(several=index > 0)
 
     _lone_number = False
 
@@ -265,9 +260,22 @@ class Problem:
         """Make sure, once, that cutting a batch along its first axis leaves its loss alone."""
         if self.loss_function.couples_batch:
             raise CurvlensError(f"{self.loss_function!r} couples the samples of a batch: it cannot be cut.")
-        if not self._split_checked:
+        if self._split_checked:
+            return
+        try:
             check_split(self._evaluate, piece, self.dtype)
-            self._split_checked = True
+        except CurvlensError:
+            self._check_weights(several=True)
+            raise
+        self._split_checked = True
+
+    def _check_weights(self, *, several: bool) -> None:
+        """A lone number for each of several pieces cannot be averaged."""
+        if several and self._lone_number:
+            raise CurvlensError(
+                "The loss returns one number, and the data comes in several pieces: how to weigh them is unknown. "
+                "Return (sum, count) from the loss, or give one batch and leave micro_batch out."
+            )
 
     def require_dependence(self, depends: bool) -> None:
         """The loss has to depend on the chosen parameters at all."""
@@ -294,4 +302,5 @@ class Problem:
         if self.micro_batch is not None:
             self.check_split(piece)
             piece = piece.split(self.micro_batch)[0]
-        check_deterministic(self.model, self._evaluate, piece, self.device)
+        with explained_dtypes(piece.batch, self.dtype):
+            check_deterministic(self.model, self._evaluate, piece, self.device)

@@ -81,7 +81,7 @@ class Layout:
             )
         flat = torch.empty(self.size, dtype=dtype, device=device)
         for name, shape in self.shapes.items():
-            part = parts[name]
+            part = torch.as_tensor(parts[name])
             if tuple(part.shape) != shape:
                 raise CurvlensError(f"{name!r} has shape {tuple(part.shape)} in the dict, the parameter has {shape}.")
             flat[self.slices[name]] = part.detach().reshape(-1).to(flat)

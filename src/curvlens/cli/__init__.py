@@ -17,7 +17,8 @@ def main() -> None:
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(help="Training steps of the little GPT.", min=0)] = 600,
+    sequences: Annotated[int, typer.Option(help="Sums over which the curvature is taken.", min=1)] = 32,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
 ) -> None:
     """Train a small GPT to add, then print the curvature of every parameter, split into its two parts."""
-    run_demo(steps=steps, seed=seed)
+    run_demo(steps=steps, sequences=sequences, seed=seed)

@@ -24,7 +24,9 @@ class Loss:
     couples_batch: bool = False
     """Whether the loss of a sample depends on the other samples of its batch."""
     row_wise: bool = True
-    """Whether the loss of a row (the last axis) of the outputs depends on this row alone."""
+    """Whether the loss of a row (`row_dim`) of the outputs depends on this row alone."""
+    row_dim: int = -1
+    """The axis of the outputs along which a row runs: that of the classes."""
 
     def for_model(self, model: nn.Module) -> Loss:
         """The loss as it applies to this model; itself, where models make no difference."""

@@ -38,7 +38,7 @@ class CrossEntropy(Loss):
         self.weight = weight
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
-        self.class_dim = class_dim
+        self.class_dim = self.row_dim = class_dim
 
     def __repr__(self) -> str:
         return (
@@ -56,7 +56,7 @@ class CrossEntropy(Loss):
             given = f"a mapping with {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
             raise CurvlensError(
                 f"{type(self).__name__} found no labels: the batch is {given}. Give a dict with 'labels', or a tuple "
-                "whose last entry are the labels."
+                "(inputs, labels). As data, a tuple is one batch, a list many."
             )
         return labels
 

@@ -25,7 +25,8 @@ class MSE(Loss):
         target = batches.split_target(batch)[1]
         if not isinstance(outputs, Tensor) or not isinstance(target, Tensor) or outputs.shape != target.shape:
             raise CurvlensError(
-                f"MSE expects outputs and target of one shape, got {describe(outputs)} and {describe(target)}."
+                f"MSE expects outputs and target of one shape, got {describe(outputs)} and {describe(target)}. "
+                "The target is the last entry of a tuple, (inputs, target); as data, a tuple is one batch, a list many."
             )
         return (outputs - target.to(outputs.dtype)).square().double().sum(), outputs.numel()
 

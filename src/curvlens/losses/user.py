@@ -21,6 +21,7 @@ class FromOutputs(Loss):
         self.convex = bool(getattr(loss, "convex", False))
         self.couples_batch = bool(getattr(loss, "couples_batch", False))
         self.row_wise = bool(getattr(loss, "row_wise", True))
+        self.row_dim = int(getattr(loss, "row_dim", -1))
         for method in ("outputs", "curvature", "sqrt_curvature", "sample"):
             if hasattr(loss, method):
                 setattr(self, method, getattr(loss, method))
@@ -30,7 +31,15 @@ class FromOutputs(Loss):
 
     def sum_and_count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Any]:
         """Call the user's function and check that it returned a pair."""
-        result = getattr(self._loss, "sum_and_count", self._loss)(outputs, batch)
+        try:
+            result = getattr(self._loss, "sum_and_count", self._loss)(outputs, batch)
+        except TypeError as error:
+            if "not callable" not in str(error):
+                raise
+            raise CurvlensError(
+                f"The loss was called with (outputs, batch) and tried to call its arguments: {error}. If it is a "
+                "function of the model itself, call its first parameter `model`, or wrap it: losses.FromModel(loss)."
+            ) from error
         if not isinstance(result, tuple) or len(result) != 2:
             raise CurvlensError(
                 f"The loss returned {describe(result)}, expected (sum of the token losses, number of tokens). Return "
@@ -72,6 +81,12 @@ def as_loss(loss: Any) -> Loss:
         raise CurvlensError(
             f"The loss is the module {type(loss).__name__}, whose reduction hides how many tokens it counted. Use "
             "losses.CrossEntropy() or losses.MSE(), or a function (outputs, batch) -> (sum, count)."
+        )
+    if getattr(loss, "__module__", None) == "torch.nn.functional":
+        raise CurvlensError(
+            f"F.{getattr(loss, '__name__', 'loss')} is a function of (input, target), whose reduction hides how many "
+            "tokens it counted. Use losses.CrossEntropy() or losses.MSE(), or a function (outputs, batch) -> "
+            "(sum, count)."
         )
     if callable(loss):
         return FromModel(loss) if _takes_model(loss) else FromOutputs(loss)

@@ -101,6 +101,11 @@ class Operator:
     def __matmul__(self, v: Any) -> Any:
         return self.apply(v)
 
+    def __rmatmul__(self, v: Any) -> Any:
+        """vᵀ A for a row vector, or a matrix of rows."""
+        v = torch.as_tensor(v)
+        return (self.T @ v.T).T if v.ndim == 2 else self.T @ v
+
     def __getitem__(self, key: Any) -> Operator:
         """``H[a]`` is ``H[a, a]``; ``H[a, b]`` takes a vector of block b to block a; a list of names is their union."""
         pair = key if isinstance(key, tuple) else (key, key)
@@ -162,6 +167,8 @@ class Operator:
         return add(self, 1.0, other, 1.0)
 
     def __radd__(self, other: Any) -> Operator:
+        if isinstance(other, int) and other == 0:  # where sum() starts
+            return self
         return self.__add__(other)
 
     def __sub__(self, other: Any) -> Operator:

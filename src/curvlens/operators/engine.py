@@ -122,7 +122,7 @@ class Engine:
         return total.T.to(self.problem.dtype)
 
     def graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
-        """All graphs in the order of the data, and whether each is kept; rebuilt ones know the named parameters only."""
+        """All graphs in the order of the data, and whether each is kept; rebuilt ones know the named parameters."""
         point = self.problem.point()
         if point != self._point:
             self._plan, self._point = None, point
@@ -130,6 +130,7 @@ class Engine:
             if self._plan is None:
                 yield from self._first_pass()
             elif not self.rebuilds:
+                self.problem.data.check_unchanged()
                 yield from ((entry.graph, True) for entry in self._plan if entry.graph is not None)
             else:
                 ordered = [name for name in self.problem.layout.names if name in names]

@@ -1,7 +1,7 @@
 """Fisher matrices: Gauss–Newton matrices whose middle is an outer product of gradients at the outputs.
 
-A *row* is the last axis of the outputs, the logits of one token. With the gradient e_i of the loss of token i at its
-row, both are (1/n) Σ_i J_iᵀ e_i e_iᵀ J_i; they differ in the label that e_i is taken for.
+A *row* of the outputs are the logits of one token (the last axis, or ``class_dim``). With the gradient e_i of the loss
+of token i at its row, both are (1/n) Σ_i J_iᵀ e_i e_iᵀ J_i; they differ in the label that e_i is taken for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fisher(problem: Problem, *, samples: int = 1, seed: int = 0) -> Curvature:
         total = [torch.zeros_like(x) for x in t]
         for gradients in graph.memo[key]:
             for out, x, e in zip(total, t, gradients, strict=True):
-                out += e * (e * x).sum(-1, keepdim=True) / samples
+                out += e * (e * x).sum(graph.seam.loss.row_dim, keepdim=True) / samples
         return total
 
     _require_rows(problem, "fisher")
@@ -51,7 +51,8 @@ def empirical_fisher(problem: Problem) -> Curvature:
 
     def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
         assert graph.seam is not None
-        return [e * (e * x).sum(-1, keepdim=True) for e, x in zip(graph.seam.gradient, t, strict=True)]
+        row = graph.seam.loss.row_dim
+        return [e * (e * x).sum(row, keepdim=True) for e, x in zip(graph.seam.gradient, t, strict=True)]
 
     _require_rows(problem, "empirical_fisher")
     return gauss_newton(problem, middle, name="Empirical Fisher", psd=True)
