@@ -40,7 +40,7 @@ def _targets(results: Results) -> Table:
             rows.append(_target(f"{name}, graph kept, {_threads(threads)}", value, f"≤ {limit}", limit, below=True))
     for threads, blocks in results["blocks"].items():
         value = None if "not_run" in blocks else blocks["cheaper_than_fresh"]["median"]
-        name = f"a vector for each block, times cheaper than fresh, {_threads(threads)}"
+        name = f"a vector for each block, times cheaper than a fresh HVP a block, {_threads(threads)}"
         rows.append(_target(name, value, f"≥ {BLOCKS_TARGET:g}", BLOCKS_TARGET, below=False))
     return Table("Targets", ["What (cost in gradients)", "Measured", "Target", "Result"], rows)
 
@@ -90,8 +90,8 @@ def _costs(results: Results) -> Table:
 def _blocks(results: Results) -> Table:
     ways = {
         "kept": "curvlens: `H[name] @ v`, one graph for all",
-        "fresh": "curvlens: a new `Problem(params=[name])` and one product",
-        "plain": "torch: double backward for one block, written by hand",
+        "fresh": "torch: a fresh HVP a block, v zero elsewhere",
+        "pruned": "torch: a fresh double backward by this block only",
     }
     head, rows, notes = ["One vector for each weight matrix"], [[text] for text in ways.values()], []
     for threads, blocks in results["blocks"].items():

@@ -19,7 +19,7 @@ CASTS: dict[str, Callable[[Tensor], Tensor]] = {
     "to a device too": lambda x: x.to("cpu", torch.float32),
     "to another": lambda x: x.to(torch.ones(1, dtype=torch.float32)),
     "type": lambda x: x.type(torch.float32),
-    "type by tensor type": lambda x: x.type(torch.FloatTensor),  # type: ignore[call-overload,no-any-return]
+    "type by tensor type": lambda x: x.type(torch.FloatTensor),  # type: ignore[call-overload]
     "type by text": lambda x: x.type("torch.FloatTensor"),
     "type_as": lambda x: x.type_as(torch.ones(1, dtype=torch.float32)),
     "softmax": lambda x: F.softmax(x, dim=-1, dtype=torch.float32),

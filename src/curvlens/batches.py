@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from curvlens.checksum import checksums
+from curvlens.checksum import checksum
 from curvlens.errors import CurvlensError
 
 Batch = Any
@@ -106,7 +106,7 @@ Fingerprint = tuple[Any, ...]
 def fingerprint(batch: Batch) -> Fingerprint:
     """Shape, dtype and checksum of every tensor."""
     leaves = tensors(batch)
-    return (*((tuple(x.shape), x.dtype) for x in leaves), *checksums(leaves))
+    return (*((tuple(x.shape), x.dtype) for x in leaves), *checksum(leaves))
 
 
 def _one_shot(source: Iterable[Any]) -> bool:

@@ -17,7 +17,7 @@ from curvlens import batches
 from curvlens.batches import Batch, Data
 from curvlens.blocks import Layout
 from curvlens.checks import check_batch_norm, check_deterministic, check_split, explained_dtypes, warn_low_precision
-from curvlens.checksum import checksums
+from curvlens.checksum import checksum
 from curvlens.errors import CurvlensError, CurvlensWarning, listing
 from curvlens.losses import FromModel, Loss, as_loss
 from curvlens.memory import available_bytes, parse_bytes
@@ -181,7 +181,7 @@ class Problem:
         for name, p in self.model.named_parameters():
             if self._theta is None or name not in self._chosen:
                 moving.append(p)
-        return (modes, tuple(x.data_ptr() for x in moving), checksums(moving))
+        return (modes, tuple(x.data_ptr() for x in moving), checksum(moving))
 
     @contextmanager
     def keep_rng(self) -> Iterator[None]:

@@ -74,6 +74,27 @@ class _Entry:
         return self.stop is None or piece.stop is None or piece.start <= self.start < piece.stop
 
 
+class _Total:
+    """A sum over pieces: in float64 from the second term on, and without a copy if there is only one."""
+
+    def __init__(self, rows: Layout, problem: Problem) -> None:
+        self.rows, self.problem = rows, problem
+        self._sum: Tensor | None = None
+
+    def add(self, parts: Parts) -> None:
+        if self._sum is None:
+            self._sum = torch.cat([parts[name].detach().reshape(-1).to(self.problem.dtype) for name in self.rows.names])
+            return
+        self._sum = self._sum.double()
+        for name, part in parts.items():
+            self._sum[self.rows.slices[name]] += part.detach().reshape(-1)
+
+    def mean(self, count: float) -> Tensor:
+        if self._sum is None:
+            return torch.zeros(self.rows.size, dtype=self.problem.dtype, device=self.problem.device)
+        return self._sum.div_(count).to(self.problem.dtype)
+
+
 class Engine:
     """Applies second-order products to vectors, over all the data of a problem."""
 
@@ -106,20 +127,18 @@ class Engine:
     ) -> Tensor:
         """The product with every column of ``vectors``, (columns.size, k) → (rows.size, k)."""
         k = vectors.shape[1]
-        total = torch.zeros(k, rows.size, dtype=torch.float64, device=self.problem.device)
+        total = [_Total(rows, self.problem) for _ in range(k)]
         count, done = 0.0, 0
         parts = [columns.unflatten(v) for v in vectors.T.contiguous()]
         for graph, kept in self.graphs((*rows.names, *columns.names)):
             for j, v in enumerate(parts):
-                result = product(graph, rows.names, v, kept or j + 1 < k)
-                for name, part in result.items():
-                    total[j, rows.slices[name]] += part.detach().reshape(-1)
+                total[j].add(product(graph, rows.names, v, kept or j + 1 < k))
                 done += 1
                 if progress is not None:
                     progress(done, len(self._plan) * k if self._plan is not None else None)
             count += graph.count
-        total /= self.problem.checked_count(count)
-        return total.T.to(self.problem.dtype)
+        count = self.problem.checked_count(count)
+        return torch.stack([t.mean(count) for t in total], dim=1) if k != 1 else total[0].mean(count)[:, None]
 
     def graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
         """All graphs in the order of the data, and whether each is kept; rebuilt ones know the named parameters."""
