@@ -9,16 +9,18 @@ PIP_FLAGS := --disable-pip-version-check --quiet -c constraints.txt
 .DELETE_ON_ERROR:
 
 # torch goes in first and by its pinned version, so that no later requirement picks another build of it.
+TORCH := $(shell grep '^torch==' constraints.txt)
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install $(PIP_FLAGS) torch
+	$(BIN)/pip install $(PIP_FLAGS) $(TORCH)
 	$(BIN)/pip install $(PIP_FLAGS) -e '.[hf,dev,docs]'
 	@touch $@
 
 # The peers pull in torchvision, which breaks transformers where no matching build exists: an environment of their own.
 $(PEERS)/.installed: pyproject.toml constraints.txt bench/peers.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install $(PIP_FLAGS) torch
+	$(PEERS)/bin/pip install $(PIP_FLAGS) $(TORCH)
 	$(PEERS)/bin/pip install $(PIP_FLAGS) -e . -r bench/peers.txt
 	@touch $@
 

@@ -28,7 +28,7 @@ def facts() -> dict[str, str]:
         "processor": _find("/proc/cpuinfo", r"model name\s*:\s*(.+)") or platform.processor() or platform.machine(),
         "cores": str(os.cpu_count()),
         "memory": f"{int(memory) / 2**20:.0f} GiB" if memory else "unknown",
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "Python": platform.python_version(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import curvlens as cl
 from curvlens.models import GPT, GPTConfig
+from curvlens.operators import engine
 from curvlens.operators.engine import engine_of
-from small import tokens_and_labels
+from small import direction, gpt, tokens_and_labels
 
 
 def most_alive(act: Callable[[], Any], size: int) -> int:
@@ -55,6 +57,35 @@ def test_logit_sized_tensors(make: Callable[[cl.Problem], cl.Operator], kind: st
     operator @ v
     assert not engine_of(problem).rebuilds
     assert most_alive(lambda: operator @ v, 4 * vocab * tokens) <= 2
+
+
+@pytest.mark.parametrize("make", [cl.hessian, cl.ggn])
+def test_one_rebuilt_graph_at_a_time(
+    make: Callable[[cl.Problem], cl.Operator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room to keep anything, a graph is gone before the next one is built."""
+    alive, most = 0, 0
+
+    class Counted(engine.Graph):
+        def __init__(self, *arguments: Any) -> None:
+            nonlocal alive, most
+            super().__init__(*arguments)
+            alive += 1
+            most = max(most, alive)
+            weakref.finalize(self, gone)
+
+    def gone() -> None:
+        nonlocal alive
+        alive -= 1
+
+    monkeypatch.setattr(engine, "Graph", Counted)
+    problem = cl.Problem(gpt(), tokens_and_labels(), cl.losses.CrossEntropy(), memory=0)
+    operator, v = make(problem), direction(242)
+    for _ in range(2):
+        operator @ v
+        operator.quadratic(v)
+    assert most == 1
+    assert alive == 0
 
 
 def test_the_counter_counts() -> None:

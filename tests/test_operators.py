@@ -159,6 +159,10 @@ def test_row_vectors_and_python_sums() -> None:
     assert relative(torch.cat([x.reshape(-1) for x in (H @ arrays).values()]), HD @ v) < 1e-12
 
 
+def test_no_vector_at_all() -> None:
+    assert (H @ torch.ones(len(HD), 0)).shape == (len(HD), 0)
+
+
 def test_progress_is_reported() -> None:
     calls: list[tuple[int, int | None]] = []
     H.apply(torch.stack([direction(len(HD), s) for s in range(4)], 1), progress=lambda *c: calls.append(c))

@@ -259,6 +259,20 @@ def test_an_interrupt_in_the_progress_callback() -> None:
     assert relative(H @ v, cl.hessian(problem()) @ v) < 1e-12
 
 
+def test_inside_no_grad_and_inference_mode() -> None:
+    model, outside = gpt(), problem()
+    expected, slope = cl.hessian(outside) @ direction(242), outside.gradient()
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            inside = cl.Problem(model, tokens_and_labels(), cl.losses.CrossEntropy())
+            assert relative(cl.hessian(inside) @ direction(242), expected) < 1e-14
+            assert relative(inside.gradient(), slope) < 1e-14
+    with torch.inference_mode():
+        unfit = gpt()
+    with pytest.raises(cl.CurvlensError, match="inference mode"):
+        cl.Problem(unfit, tokens_and_labels(), cl.losses.CrossEntropy())
+
+
 def test_float32_agrees_with_float64() -> None:
     model = gpt().float()
     low = cl.Problem(model, tokens_and_labels(), cl.losses.CrossEntropy())
@@ -303,3 +317,12 @@ def test_contrastive_problem() -> None:
     assert mean.loss() == pytest.approx((each[0].loss() + each[1].loss()) / 2, rel=1e-13)
     tight = cl.Problem(model, (x, y), cl.losses.Contrastive(symmetric=True), memory=0)  # over budget, yet never cut
     assert relative(cl.hessian(tight) @ v, H @ v) < 1e-13
+
+
+def test_every_batch_that_is_cut_can_be_cut() -> None:
+    """A first batch of one sample shows nothing; the second has its samples elsewhere."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8).double().eval()  # sequence first
+    first, second = (direction(n * 4).view(*shape, 4) for n, shape in ((5, (1, 5)), (30, (6, 5))))
+    late = cl.Problem(layer, [(first, first), (second, second)], cl.losses.MSE(), micro_batch=1)
+    with pytest.raises(cl.CurvlensError, match="sequence-first"):
+        late.loss()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,26 @@ def check_batch_norm(model: nn.Module) -> None:
             f"Batch-norm is in training mode ({listing(active)}): it couples the samples of a batch, and its "
             "statistics change with every pass. Call model.eval()."
         )
+
+
+def check_sum_and_count(loss: object, total: object, count: Any, piece: Piece) -> tuple[Tensor, float]:
+    """What a loss returned for a piece: a finite scalar, in float64 from here on, and a number of tokens."""
+    if not isinstance(total, Tensor) or total.numel() != 1:
+        given = f"a tensor of shape {tuple(total.shape)}" if isinstance(total, Tensor) else f"a {type(total).__name__}"
+        raise CurvlensError(
+            f"{loss!r} returned {given} as its sum, expected a scalar tensor. Sum over the tokens, and return their "
+            "number beside it: (losses.sum(), losses.numel())."
+        )
+    tokens = float(count.detach()) if isinstance(count, Tensor) else float(count)
+    if not math.isfinite(tokens) or tokens < 0:
+        raise CurvlensError(f"{loss!r} counted {tokens} tokens in batch {piece.index}.")
+    value = float(total.detach())
+    if not math.isfinite(value):
+        raise CurvlensError(
+            f"The loss of batch {piece.index} (samples from {piece.start}) is {value}. Look at this batch and at the "
+            "parameters for NaN or infinite values; nothing beyond it was computed."
+        )
+    return total.reshape(()).double(), tokens
 
 
 def check_deterministic(model: nn.Module, evaluate: SumAndCount, piece: Piece, device: torch.device) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -16,7 +15,14 @@ from torch.func import functional_call
 from curvlens import batches
 from curvlens.batches import Batch, Data
 from curvlens.blocks import Layout
-from curvlens.checks import check_batch_norm, check_deterministic, check_split, explained_dtypes, warn_low_precision
+from curvlens.checks import (
+    check_batch_norm,
+    check_deterministic,
+    check_split,
+    check_sum_and_count,
+    explained_dtypes,
+    warn_low_precision,
+)
 from curvlens.checksum import checksum
 from curvlens.errors import CurvlensError, CurvlensWarning, listing
 from curvlens.losses import FromModel, Loss, as_loss
@@ -87,10 +93,11 @@ class Problem:
         self._count: float | None = None
         self._split_checked = False
         self._unused_said = False
+        self._lone_number = False
         self._engine: Any = None
         check_batch_norm(model)
         warn_low_precision(self.dtype)
-        with self.keep_rng():
+        with self.isolated():
             self.data = Data(data)
             self._check_first_batch()
 
@@ -106,7 +113,7 @@ class Problem:
     def loss(self) -> float:
         """The loss: one number, whatever the batches."""
         total, count = 0.0, 0.0
-        with torch.no_grad(), self.keep_rng():
+        with torch.no_grad(), self.isolated():
             for piece in self.pieces():
                 s, c = self._evaluate(piece)
                 total, count = total + s.item(), count + c
@@ -114,9 +121,9 @@ class Problem:
 
     def gradient(self) -> Tensor:
         """The gradient of the loss, flat, in the order of `layout`."""
-        total = torch.zeros(self.layout.size, dtype=torch.float64, device=self.device)
         unused, count = set(self.layout.names), 0.0
-        with torch.enable_grad(), self.keep_rng():
+        with torch.enable_grad(), self.isolated():
+            total = torch.zeros(self.layout.size, dtype=torch.float64, device=self.device)
             for piece in self.pieces():
                 leaves = self.leaves(self.layout.names)
                 s, c = self.sum_and_count(self.outputs(piece.batch, leaves), piece)
@@ -184,9 +191,10 @@ class Problem:
         return (modes, tuple(x.data_ptr() for x in moving), checksum(moving))
 
     @contextmanager
-    def keep_rng(self) -> Iterator[None]:
-        """Leave the random number generators as they are: a DataLoader draws from them at every pass."""
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+    def isolated(self) -> Iterator[None]:
+        """Leave the random numbers alone (a DataLoader draws from them at every pass), and leave inference mode."""
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda), torch.inference_mode(False):
             yield
 
     # One piece at a time
@@ -209,8 +217,6 @@ class Problem:
                 yield from piece.split(self.micro_batch)
         self._check_weights(several=index > 0)
 
-    _lone_number = False
-
     def outputs(self, batch: Batch, leaves: Mapping[str, Tensor] | None = None, *, twice: bool = False) -> Any:
         """The outputs of the model, as a function of ``leaves``; ``twice`` if second derivatives are wanted of it."""
         if leaves is None:
@@ -229,21 +235,7 @@ class Problem:
             self._lone_number = len(outputs) == 1
         with keep_dtype(self.model):
             s, c = self.loss_function.sum_and_count(outputs, piece.batch)
-        if not isinstance(s, Tensor) or s.numel() != 1:
-            given = f"a tensor of shape {tuple(s.shape)}" if isinstance(s, Tensor) else f"a {type(s).__name__}"
-            raise CurvlensError(
-                f"{self.loss_function!r} returned {given} as its sum, expected a scalar tensor. Sum over the tokens, "
-                "and return their number beside it: (losses.sum(), losses.numel())."
-            )
-        count = float(c.detach()) if isinstance(c, Tensor) else float(c)
-        if not math.isfinite(count) or count < 0:
-            raise CurvlensError(f"{self.loss_function!r} counted {count} tokens in batch {piece.index}.")
-        if not math.isfinite(float(s.detach())):
-            raise CurvlensError(
-                f"The loss of batch {piece.index} (samples from {piece.start}) is {float(s.detach())}. Look at this "
-                "batch and at the parameters for NaN or infinite values; nothing beyond it was computed."
-            )
-        return s.reshape(()).double(), count
+        return check_sum_and_count(self.loss_function, s, c, piece)
 
     # What would make a result wrong
 
@@ -260,14 +252,14 @@ class Problem:
         """Make sure, once, that cutting a batch along its first axis leaves its loss alone."""
         if self.loss_function.couples_batch:
             raise CurvlensError(f"{self.loss_function!r} couples the samples of a batch: it cannot be cut.")
-        if self._split_checked:
+        if self._split_checked and piece.size is not None:
             return
         try:
             check_split(self._evaluate, piece, self.dtype)
         except CurvlensError:
             self._check_weights(several=True)
             raise
-        self._split_checked = True
+        self._split_checked = (piece.size or 0) > 1
 
     def _check_weights(self, *, several: bool) -> None:
         """A lone number for each of several pieces cannot be averaged."""
@@ -299,8 +291,8 @@ class Problem:
     def _check_first_batch(self) -> None:
         """One forward pass over the first batch: is there a loss, is it finite, is it the same twice?"""
         piece = Piece(0, 0, 0, batches.to_device(self.data.first(), self.device))
-        if self.micro_batch is not None:
-            self.check_split(piece)
-            piece = piece.split(self.micro_batch)[0]
         with explained_dtypes(piece.batch, self.dtype):
+            if self.micro_batch is not None:
+                self.check_split(piece)
+                piece = piece.split(self.micro_batch)[0]
             check_deterministic(self.model, self._evaluate, piece, self.device)

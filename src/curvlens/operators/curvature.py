@@ -86,6 +86,7 @@ class GaussNewton(Curvature):
             t = graph.push(parts)
             total += sum(float((x.double() * y.double()).sum()) for x, y in zip(t, self._middle(graph, t), strict=True))
             count += graph.count
+            del graph, t  # before the next one is built
         return total / self.problem.checked_count(count)
 
 

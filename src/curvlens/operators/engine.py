@@ -127,6 +127,8 @@ class Engine:
     ) -> Tensor:
         """The product with every column of ``vectors``, (columns.size, k) → (rows.size, k)."""
         k = vectors.shape[1]
+        if not k:
+            return vectors.new_zeros(rows.size, 0)
         total = [_Total(rows, self.problem) for _ in range(k)]
         count, done = 0.0, 0
         parts = [columns.unflatten(v) for v in vectors.T.contiguous()]
@@ -137,6 +139,7 @@ class Engine:
                 if progress is not None:
                     progress(done, len(self._plan) * k if self._plan is not None else None)
             count += graph.count
+            del graph  # before the next one is built
         count = self.problem.checked_count(count)
         return torch.stack([t.mean(count) for t in total], dim=1) if k != 1 else total[0].mean(count)[:, None]
 
@@ -145,7 +148,7 @@ class Engine:
         point = self.problem.point()
         if point != self._point:
             self._plan, self._point = None, point
-        with self.problem.keep_rng():
+        with self.problem.isolated():
             if self._plan is None:
                 yield from self._first_pass()
             elif not self.rebuilds:
