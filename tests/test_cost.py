@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import curvlens as cl
 from curvlens.models import GPT, GPTConfig
-from curvlens.operators import engine
 from curvlens.operators.engine import engine_of
+from curvlens.operators.graph import Graph
 from small import direction, gpt, tokens_and_labels
 
 
@@ -66,7 +66,7 @@ def test_one_rebuilt_graph_at_a_time(
     """Without room to keep anything, a graph is gone before the next one is built."""
     alive, most = 0, 0
 
-    class Counted(engine.Graph):
+    class Counted(Graph):
         def __init__(self, *arguments: Any) -> None:
             nonlocal alive, most
             super().__init__(*arguments)
@@ -78,7 +78,7 @@ def test_one_rebuilt_graph_at_a_time(
         nonlocal alive
         alive -= 1
 
-    monkeypatch.setattr(engine, "Graph", Counted)
+    monkeypatch.setattr("curvlens.operators.engine.Graph", Counted)
     problem = cl.Problem(gpt(), tokens_and_labels(), cl.losses.CrossEntropy(), memory=0)
     operator, v = make(problem), direction(242)
     for _ in range(2):

@@ -269,7 +269,7 @@ def test_inside_no_grad_and_inference_mode() -> None:
             assert relative(inside.gradient(), slope) < 1e-14
     with torch.inference_mode():
         unfit = gpt()
-    with pytest.raises(cl.CurvlensError, match="inference mode"):
+    with pytest.raises(cl.CurvlensError, match="inference_mode"):
         cl.Problem(unfit, tokens_and_labels(), cl.losses.CrossEntropy())
 
 
