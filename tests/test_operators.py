@@ -43,6 +43,11 @@ CASES: dict[str, tuple[Callable[[], cl.Operator], Tensor]] = {
     "functional": (lambda: F, FD),
     "sum": (lambda: G + F, HD),
     "difference": (lambda: H - G, FD),
+    "damped": (lambda: H + 0.1 * H.identity(), HD + 0.1 * IDENTITY),
+    "block of the identity": (
+        lambda: (G - G.identity())[A, [A, B]],
+        torch.cat([(GD - IDENTITY)[SA, c] for c in (SA, SB)], 1),
+    ),
     "multiple": (lambda: -0.5 * H / 2, -0.25 * HD),
     "numbers of numpy and torch": (lambda: np.float64(2) * H * torch.tensor(0.5), HD),
     "with a tensor": (lambda: H + IDENTITY, HD + IDENTITY),
@@ -153,7 +158,9 @@ def test_row_vectors_and_python_sums() -> None:
     assert relative(v @ H, HD @ v) < 1e-12
     assert relative(w @ H, w @ HD) < 1e-12
     assert relative(direction(SA.stop - SA.start) @ H[A, B], HD[SB, SA] @ direction(SA.stop - SA.start)) < 1e-12
-    assert relative(torch.as_tensor(v.numpy() @ H), HD @ v) < 1e-12
+    row = v.numpy() @ H
+    assert isinstance(row, np.ndarray)
+    assert relative(torch.from_numpy(row), HD @ v) < 1e-12
     assert relative(sum([G, F]) @ v, HD @ v) < 1e-12  # type: ignore[operator]
     arrays = {name: part.numpy() for name, part in PROBLEM.layout.unflatten(v).items()}
     assert relative(torch.cat([x.reshape(-1) for x in (H @ arrays).values()]), HD @ v) < 1e-12

@@ -326,3 +326,119 @@ def test_every_batch_that_is_cut_can_be_cut() -> None:
     late = cl.Problem(layer, [(first, first), (second, second)], cl.losses.MSE(), micro_batch=1)
     with pytest.raises(cl.CurvlensError, match="sequence-first"):
         late.loss()
+
+
+def test_weight_norm_is_differentiated_twice() -> None:
+    """torch's kernel takes ‖v‖ for a constant in its second derivatives."""
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4).double())
+    normed = cl.Problem(layer, (direction(15).view(5, 3), torch.tensor([0, 1, 2, 3, 0])), cl.losses.CrossEntropy())
+    H = cl.hessian(normed).dense()
+    torch.testing.assert_close(H, H.T, rtol=1e-12, atol=1e-14)
+    v, eps = direction(normed.layout.size), 1e-6
+    above, below = normed.with_params(normed.theta + eps * v), normed.with_params(normed.theta - eps * v)
+    difference = (above.gradient() - below.gradient()) / (2 * eps)
+    for name, place in normed.layout.slices.items():
+        assert relative((H @ v)[place], difference[place]) < 1e-8, name
+
+
+@pytest.mark.parametrize("how", ["parameter", "module", "activation", "state"])
+def test_replaced_parts_of_the_model_are_followed(how: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    data = (direction(10).view(5, 2), direction(5, 2).view(5, 1))
+    followed = cl.Problem(net, data, cl.losses.MSE())
+    H = cl.hessian(followed)
+    before = H.dense()
+    new = nn.Linear(3, 1).double()
+    if how == "parameter":
+        net[2].weight = new.weight
+    elif how == "module":
+        net[2] = new
+    elif how == "activation":
+        net[1] = nn.Sigmoid()
+    else:
+        net.load_state_dict({**net.state_dict(), "2.weight": new.weight.detach()}, assign=True)
+    fresh = cl.Problem(net, data, cl.losses.MSE())
+    assert followed.loss() == pytest.approx(fresh.loss(), rel=1e-14)
+    assert relative(followed.gradient(), fresh.gradient()) < 1e-14
+    assert relative(H.dense(), cl.hessian(fresh).dense()) < 1e-14
+    assert relative(before, H.dense()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "change", [lambda m: m.float(), lambda m: m.set_submodule("2", nn.Linear(3, 2).double())], ids=["dtype", "shape"]
+)
+def test_another_kind_of_model_needs_another_problem(change: Any) -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    held = cl.Problem(net, (direction(10).view(5, 2), direction(5, 2).view(5, 1)), cl.losses.MSE())
+    H = cl.hessian(held)
+    H @ direction(13)
+    change(net)
+    with pytest.raises(cl.CurvlensError, match="Build a new Problem"):
+        H @ direction(13)
+
+
+def test_a_loss_of_the_model_may_look_at_requires_grad() -> None:
+    """As code for weight decay does: value, gradient and Hessian belong together."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    x, y = direction(10).view(5, 2), direction(5, 2).view(5, 1)
+
+    def decayed(model: nn.Module, batch: Any) -> Tensor:
+        decay = sum((p**2).sum() for p in model.parameters() if p.requires_grad)
+        return F.mse_loss(model(batch[0]), batch[1]) + 0.1 * decay
+
+    expected = float(decayed(net, (x, y)).detach())
+    for params in (None, "0.*"):
+        found = cl.Problem(net, (x, y), decayed, params=params)
+        assert found.loss() == pytest.approx(expected, rel=1e-14)
+        v, eps = direction(found.layout.size), 1e-6
+        above, below = found.with_params(found.theta + eps * v), found.with_params(found.theta - eps * v)
+        assert (above.loss() - below.loss()) / (2 * eps) == pytest.approx(float(found.gradient() @ v), rel=1e-7)
+        assert relative(cl.hessian(found) @ v, (above.gradient() - below.gradient()) / (2 * eps)) < 1e-7
+
+
+def test_a_dict_of_what_differs() -> None:
+    here = problem()
+    moved = here.with_params({"pos.weight": torch.zeros(6, 4)})
+    theta = here.theta
+    theta[here.layout.slices["pos.weight"]] = 0
+    assert torch.equal(moved.theta, theta)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_labels_of_any_integer_kind(dtype: torch.dtype) -> None:
+    labels = LABELS.clamp(min=0)
+    of_kind = cl.Problem(gpt(), (TOKENS, labels.to(dtype)), cl.losses.CrossEntropy())
+    assert of_kind.loss() == cl.Problem(gpt(), (TOKENS, labels), cl.losses.CrossEntropy()).loss()
+
+
+def test_checkpointed_layers_are_computed_at_the_right_point() -> None:
+    """A checkpointed layer runs again in the backward pass: with the exchanged parameters, not with the model's."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Model(nn.Module):
+        def __init__(self, checkpointed: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(2, 3).double(), nn.Linear(3, 1).double()
+            self.checkpointed = checkpointed
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = checkpoint(self.layer, x, use_reentrant=False) if self.checkpointed else self.layer(x)
+            y: Tensor = self.b(h)
+            return y
+
+        def layer(self, x: Tensor) -> Tensor:
+            h: Tensor = self.a(x).tanh().square()
+            return h
+
+    data = (direction(10).view(5, 2), direction(5, 2).view(5, 1))
+    plain, saved = (cl.Problem(Model(c), data, cl.losses.MSE()) for c in (False, True))
+    v = direction(plain.layout.size)
+    for a, b in ((plain, saved), (plain.with_params(v), saved.with_params(v))):
+        assert relative(b.gradient(), a.gradient()) < 1e-14
+        for make in (cl.hessian, cl.ggn, cl.functional):
+            for _ in range(2):
+                assert relative(make(b) @ v, make(a) @ v) < 1e-14

@@ -55,16 +55,21 @@ def check_deterministic(model: nn.Module, evaluate: SumAndCount, piece: Piece, d
     """The loss has to be the same twice. A second pass is spent only if the first one drew random numbers."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         before = torch.random.get_rng_state()
-        first, _ = evaluate(piece)
+        first, count = evaluate(piece)
         if device.type == "cpu" and torch.equal(before, torch.random.get_rng_state()):
             return
         torch.manual_seed(int(before.sum()) + 1)
         second, _ = evaluate(piece)
     if not torch.isclose(first, second, rtol=1e-6):
-        active = [name for name, m in model.named_modules() if m.training and getattr(m, "p", 0)]
+        active = [
+            name
+            for name, m in model.named_modules()
+            if m.training and isinstance(p := getattr(m, "p", 0), float) and p > 0
+        ]
         where = f" Active dropout: {listing(active)}." if active else ""
         raise CurvlensError(
-            f"The loss is random: two passes over the same batch gave {float(first):.8g} and {float(second):.8g}. "
+            f"The loss is random: two passes over the first batch gave {float(first) / (count or 1):.8g} and "
+            f"{float(second) / (count or 1):.8g}. "
             f"Switch dropout off with model.eval().{where}"
         )
 
@@ -116,3 +121,24 @@ def warn_low_precision(dtype: torch.dtype) -> None:
             CurvlensWarning,
             stacklevel=4,
         )
+
+
+CANNOT_TWICE = (
+    "A kernel of this model cannot be differentiated twice. Use the plain implementation of that layer "
+    "(attn_implementation='eager' in Hugging Face models, no torch.compile, no custom fused kernels). torch said: {}"
+)
+
+
+def explained(error: Exception) -> Exception:
+    """torch's word for a missing second derivative, in ours; any other error as it is."""
+    text = str(error)
+    if "checkpoint" in text.lower() or "checkpoint" in type(error).__name__.lower():
+        return CurvlensError(
+            "Gradient checkpointing is active, and computes layers anew outside of what is set up for them. Switch it off "
+            "(model.gradient_checkpointing_disable() in Hugging Face models) and bound memory with micro_batch= or "
+            f"memory=. torch said: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}"
+        )
+    signs = ("derivative for", "double backward", "twice differentiable", "does not support", "once_differentiable")
+    if not any(sign in text for sign in signs):
+        return error
+    return CurvlensError(CANNOT_TWICE.format(text.splitlines()[0]))

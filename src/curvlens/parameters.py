@@ -28,6 +28,7 @@ def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn
         if frozen:
             raise CurvlensError(f"{listing(frozen)} is frozen. Call requires_grad_(True) on it, or leave it out.")
         trainable = {name: trainable[name] for name in names if name in trainable}
+        everything = {name: everything[name] for name in names}
     if any(p.is_inference() for p in trainable.values()):
         raise CurvlensError(
             "The parameters were made in torch.inference_mode(), where nothing can be differentiated. Build the model "
@@ -35,7 +36,7 @@ def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn
         )
     if not trainable:
         raise CurvlensError(
-            f"No trainable parameter: {listing(everything)} have requires_grad=False. "
+            f"No trainable parameter: {listing(everything)}: requires_grad is False for all of them. "
             "Call model.requires_grad_(True), or requires_grad_(True) on those you want."
         )
     return trainable

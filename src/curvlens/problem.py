@@ -4,45 +4,48 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from curvlens import batches
-from curvlens.batches import Batch, Data
+from curvlens.batches import Data
 from curvlens.blocks import Layout
 from curvlens.checks import (
     check_batch_norm,
     check_deterministic,
     check_split,
     check_sum_and_count,
+    explained,
     explained_dtypes,
     warn_low_precision,
 )
 from curvlens.checksum import checksum
 from curvlens.errors import CurvlensError, CurvlensWarning, listing
-from curvlens.losses import FromModel, Loss, as_loss
+from curvlens.losses import FromModel, as_loss
 from curvlens.memory import available_bytes, parse_bytes
 from curvlens.parameters import choose, device_and_dtype
 from curvlens.pieces import Piece
 from curvlens.precision import keep_dtype
 from curvlens.sdpa import second_order
 
+Result = TypeVar("Result")
 
-class _Outputs(nn.Module):
-    """``loss.outputs(model, batch)`` as the forward of a module, so that parameters can be exchanged for one call."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+class _Exchange(nn.Module):
+    """Runs an action as the forward of a module around the model, so that parameters can be exchanged meanwhile."""
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self._loss = loss
 
-    def forward(self, batch: Batch) -> Any:
-        return self._loss.outputs(self.model, batch)
+    def forward(self, action: Callable[[], Any]) -> Any:
+        return action()
 
 
 class Problem:
@@ -84,11 +87,11 @@ class Problem:
         self.model = model
         self.loss_function = as_loss(loss).for_model(model)
         self.micro_batch = micro_batch
-        self._chosen = choose(model, params)
-        self.layout = Layout({name: tuple(p.shape) for name, p in self._chosen.items()})
-        self.device, self.dtype = device_and_dtype(model, self._chosen)
+        chosen = choose(model, params)
+        self.layout = Layout({name: tuple(p.shape) for name, p in chosen.items()})
+        self.device, self.dtype = device_and_dtype(model, chosen)
         self.memory = available_bytes(self.device) // 2 if memory is None else parse_bytes(memory)
-        self._call = _Outputs(model, self.loss_function)
+        self._exchange = _Exchange(model)
         self._theta: Tensor | None = None
         self._count: float | None = None
         self._split_checked = False
@@ -126,17 +129,20 @@ class Problem:
             total = torch.zeros(self.layout.size, dtype=torch.float64, device=self.device)
             for piece in self.pieces():
                 leaves = self.leaves(self.layout.names)
-                s, c = self.sum_and_count(self.outputs(piece.batch, leaves), piece)
-                self.require_dependence(s.requires_grad)
-                for name, part in zip(
-                    leaves, torch.autograd.grad(s, list(leaves.values()), allow_unused=True), strict=True
-                ):
-                    if part is not None:
-                        unused.discard(name)
-                        total[self.layout.slices[name]] += part.reshape(-1)
+                parts, c = self.at(leaves, partial(self._slope, piece, leaves))
+                for name, part in parts.items():
+                    unused.discard(name)
+                    total[self.layout.slices[name]] += part.reshape(-1)
                 count += c
         self.say_unused(unused)
         return (total / self.checked_count(count)).to(self.dtype)
+
+    def _slope(self, piece: Piece, leaves: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], float]:
+        """The gradient of the summed loss of a piece, where there is one, and its count."""
+        s, c = self.sum_and_count(self.loss_function.outputs(self.model, piece.batch), piece)
+        self.require_dependence(s.requires_grad)
+        parts = torch.autograd.grad(s, list(leaves.values()), allow_unused=True)
+        return {name: part for name, part in zip(leaves, parts, strict=True) if part is not None}, c
 
     @property
     def n_tokens(self) -> int | float:
@@ -153,20 +159,19 @@ class Problem:
         """The chosen parameters as one flat vector (a copy)."""
         if self._theta is not None:
             return self._theta.clone()
-        parts = {name: p.detach() for name, p in self._chosen.items()}
-        return self.layout.flatten(parts, dtype=self.dtype, device=self.device)
+        return self.layout.flatten(self._parameters(), dtype=self.dtype, device=self.device)
 
     def with_params(self, theta: Tensor | Mapping[str, Tensor]) -> Problem:
-        """The same problem at another point, flat or by name; the model itself is not touched."""
+        """The same problem at another point, a flat vector or a dict of what differs; the model is not touched."""
         other = copy.copy(self)
         other._engine = None
-        other._theta = self.as_vector(theta).clone()
+        other._theta = self._as_vector(theta).clone()
         return other
 
-    def as_vector(self, theta: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """A flat vector from a flat vector or a dict by name, checked."""
+    def _as_vector(self, theta: Tensor | Mapping[str, Tensor]) -> Tensor:
         if isinstance(theta, Mapping):
-            return self.layout.flatten(theta, dtype=self.dtype, device=self.device)
+            parts = {**self.layout.unflatten(self.theta), **theta}
+            return self.layout.flatten(parts, dtype=self.dtype, device=self.device)
         if not isinstance(theta, Tensor) or theta.shape != (self.layout.size,):
             given = f"shape {tuple(theta.shape)}" if isinstance(theta, Tensor) else f"a {type(theta).__name__}"
             raise CurvlensError(
@@ -176,19 +181,34 @@ class Problem:
 
     def leaves(self, names: Iterable[str]) -> dict[str, Tensor]:
         """The named parameters as leaves of a new graph, sharing their memory."""
-        if self._theta is not None:
-            values = self.layout.unflatten(self._theta)
-            return {n: values[n].to(self._chosen[n].dtype).detach().requires_grad_() for n in names}
-        return {name: self._chosen[name].detach().requires_grad_() for name in names}
+        parameters = self._parameters()
+        if self._theta is None:
+            return {name: parameters[name].detach().requires_grad_() for name in names}
+        values = self.layout.unflatten(self._theta)
+        return {name: values[name].to(parameters[name].dtype).detach().requires_grad_() for name in names}
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """The chosen parameters as the model has them now: they may have been replaced since."""
+        present = dict(self.model.named_parameters())
+        for name, shape in self.layout.shapes.items():
+            p = present.get(name)
+            if p is None or tuple(p.shape) != shape or p.device != self.device:
+                raise CurvlensError(
+                    f"The model has changed: {name!r} is gone or different. Build a new Problem for it."
+                )
+        dtypes = {present[name].dtype for name in self.layout.names}
+        if any(torch.promote_types(self.dtype, dtype) != self.dtype for dtype in dtypes) or self.dtype not in dtypes:
+            raise CurvlensError(f"The model is no longer in {self.dtype}. Build a new Problem for it.")
+        return {name: present[name] for name in self.layout.names}
 
     def point(self) -> tuple[Any, ...]:
-        """A fingerprint of parameters, buffers and modes: it changes when they do, also by writes to ``.data``."""
-        modes = tuple(m.training for m in self.model.modules())
+        """A fingerprint of modules, parameters and buffers: it changes when they do, also by writes to ``.data``."""
+        modules = tuple((id(m), m.training) for m in self.model.modules())
         moving = [*self.model.buffers()]
         for name, p in self.model.named_parameters():
-            if self._theta is None or name not in self._chosen:
+            if self._theta is None or name not in self.layout.shapes:
                 moving.append(p)
-        return (modes, tuple(x.data_ptr() for x in moving), checksum(moving))
+        return (modules, tuple(x.data_ptr() for x in moving), checksum(moving))
 
     @contextmanager
     def isolated(self) -> Iterator[None]:
@@ -217,17 +237,28 @@ class Problem:
                 yield from piece.split(self.micro_batch)
         self._check_weights(several=index > 0)
 
-    def outputs(self, batch: Batch, leaves: Mapping[str, Tensor] | None = None, *, twice: bool = False) -> Any:
-        """The outputs of the model, as a function of ``leaves``; ``twice`` if second derivatives are wanted of it."""
+    def at(self, leaves: Mapping[str, Tensor] | None, action: Callable[[], Result], *, twice: bool = False) -> Result:
+        """Run something with ``leaves`` in the place of the model's parameters; ``twice`` for second derivatives.
+
+        Backward passes belong inside too: checkpointed layers compute themselves anew in them.
+        """
+        # A loss of the model may look at requires_grad (weight decay does); elsewhere a constant saves half a graph.
+        same = leaves is None or isinstance(self.loss_function, FromModel)
         if leaves is None:
             leaves = self.leaves(self.layout.names) if self._theta is not None else {}
-        state = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        trainable = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        state = {f"model.{name}": p.requires_grad_(same) for name, p in trainable.items()}
         state.update({f"model.{name}": leaf for name, leaf in leaves.items()})
         with keep_dtype(self.model), second_order() if twice else nullcontext():
-            return functional_call(self._call, state, (batch,))
+            try:
+                result: Result = functional_call(self._exchange, state, (action,))
+            except (RuntimeError, NotImplementedError) as error:
+                raise explained(error) from error
+        return result
 
     def _evaluate(self, piece: Piece) -> tuple[Tensor, float]:
-        return self.sum_and_count(self.outputs(piece.batch), piece)
+        """The summed loss of a piece and its count."""
+        return self.at(None, lambda: self.sum_and_count(self.loss_function.outputs(self.model, piece.batch), piece))
 
     def sum_and_count(self, outputs: Any, piece: Piece) -> tuple[Tensor, float]:
         """The summed loss (a float64 scalar) and the count of a piece, both checked."""

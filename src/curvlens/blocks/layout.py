@@ -53,10 +53,13 @@ class Layout:
         found: set[str] = set()
         for item in wanted:
             if not isinstance(item, str):
-                raise CurvlensError(f"A block is asked for by name, got {item!r} ({type(item).__name__}).")
+                raise CurvlensError(f"A parameter is asked for by its name, a text; got a {type(item).__name__}.")
             hits = {item} if item in self.shapes else {name for name in self.shapes if fnmatchcase(name, item)}
             if not hits:
-                raise CurvlensError(f"No parameter is called {item!r}. {nearest(item, self.shapes)}")
+                raise CurvlensError(
+                    f"No parameter is called {item!r} here (one that is frozen or was not chosen has no rows). "
+                    f"{nearest(item, self.shapes)}"
+                )
             found |= hits
         if not found:
             raise CurvlensError(f"No parameter was named. Known names: {listing(self.shapes)}.")
@@ -76,7 +79,7 @@ class Layout:
         missing = [name for name in self.shapes if name not in parts]
         if missing:
             raise CurvlensError(
-                f"The dict lacks {listing(missing)}. Give every parameter (zeros where nothing is meant), or take the "
+                f"The dict lacks {listing(missing)}. Give every parameter (zeros where nothing is meant), or apply the "
                 "block of those you have: H[names]."
             )
         flat = torch.empty(self.size, dtype=dtype, device=device)

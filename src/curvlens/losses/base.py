@@ -38,7 +38,9 @@ class Loss:
 
     def sum_and_count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Any]:
         """The sum of the losses of all valid tokens, and their number (or weight)."""
-        raise NotImplementedError
+        raise CurvlensError(
+            f"{type(self).__name__} lacks sum_and_count(outputs, batch): define it; it is all a loss needs."
+        )
 
     def curvature(self, outputs: Outputs, batch: Batch, t: Outputs) -> Outputs:
         """Apply the Hessian of the sum with respect to the outputs; here by automatic differentiation."""

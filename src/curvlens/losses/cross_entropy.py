@@ -65,6 +65,7 @@ class CrossEntropy(Loss):
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or not outputs.ndim:
             raise CurvlensError(f"{type(self).__name__} expects logits as one tensor, got {describe(outputs)}.")
         targets = self.targets(outputs, batch)
+        targets = targets if targets.is_floating_point() else targets.long()
         logits = outputs.movedim(self.class_dim, -1)
         if targets.is_floating_point():
             targets = targets.movedim(self.class_dim, -1) if targets.ndim == outputs.ndim else targets

@@ -24,6 +24,11 @@ class MSE(Loss):
         """‖f − y‖² and the number of entries."""
         target = batches.split_target(batch)[1]
         if not isinstance(outputs, Tensor) or not isinstance(target, Tensor) or outputs.shape != target.shape:
+            if isinstance(outputs, Tensor) and isinstance(target, Tensor) and outputs.numel() == target.numel():
+                raise CurvlensError(
+                    f"MSE expects outputs and target of one shape, got {tuple(outputs.shape)} and "
+                    f"{tuple(target.shape)}. Bring the target into shape: target.reshape({tuple(outputs.shape)})."
+                )
             raise CurvlensError(
                 f"MSE expects outputs and target of one shape, got {describe(outputs)} and {describe(target)}. "
                 "The target is the last entry of a tuple, (inputs, target); as data, a tuple is one batch, a list many."

@@ -77,7 +77,7 @@ def as_loss(loss: Any) -> Loss:
         return loss
     if hasattr(loss, "sum_and_count"):
         return FromOutputs(loss)
-    if isinstance(loss, nn.Module):
+    if isinstance(loss, nn.modules.loss._Loss):
         raise CurvlensError(
             f"The loss is the module {type(loss).__name__}, whose reduction hides how many tokens it counted. Use "
             "losses.CrossEntropy() or losses.MSE(), or a function (outputs, batch) -> (sum, count)."

@@ -83,6 +83,23 @@ class Sum(Operator):
         return Sum(left.T, a, right.T, b)
 
 
+class Identity(Operator):
+    """1, on the vectors of another operator."""
+
+    def __init__(self, like: Operator) -> None:
+        if like.rows != like.columns:
+            raise CurvlensError(f"{like!r} has no identity beside it: its rows are not its columns.")
+        super().__init__(
+            like.rows, like.rows, dtype=like.dtype, device=like.device, symmetric=True, psd=True, name="Identity"
+        )
+
+    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        return vectors.clone()
+
+    def _block(self, rows: Layout, columns: Layout) -> Operator:
+        return Restricted(self, rows, columns)
+
+
 class Wrapped(Operator):
     """Somebody else's operator: a tensor, an array, or anything with ``shape`` and ``@``."""
 
@@ -145,7 +162,10 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
         return matrix
     shape = getattr(matrix, "shape", None)
     if shape is None or len(shape) != 2 or not hasattr(matrix, "__matmul__"):
-        raise CurvlensError(f"Expected an operator (something with a 2-d shape and @), got a {type(matrix).__name__}.")
+        raise CurvlensError(
+            f"Expected an operator (something with a 2-d shape and @), got a {type(matrix).__name__}. Damping is "
+            "written H + c * H.identity()."
+        )
     m, n = (int(side) for side in shape)
     rows = like.rows if like is not None and like.rows.size == m else Layout({"rows": (m,)})
     columns = (

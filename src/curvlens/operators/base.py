@@ -103,8 +103,13 @@ class Operator:
 
     def __rmatmul__(self, v: Any) -> Any:
         """vᵀ A for a row vector, or a matrix of rows."""
-        v = torch.as_tensor(v)
         return (self.T @ v.T).T if v.ndim == 2 else self.T @ v
+
+    def identity(self) -> Operator:
+        """The identity on the same vectors, as in ``H + 1e-3 * H.identity()``."""
+        from curvlens.operators.algebra import Identity
+
+        return Identity(self)
 
     def __getitem__(self, key: Any) -> Operator:
         """``H[a]`` is ``H[a, a]``; ``H[a, b]`` takes a vector of block b to block a; a list of names is their union."""

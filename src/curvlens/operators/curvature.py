@@ -18,6 +18,12 @@ Middle = Callable[[Graph, Sequence[Tensor]], Sequence[Tensor]]
 """What stands between Jᵀ and J: a matrix at the outputs, applied to J v."""
 
 
+def require_problem(problem: object, name: str) -> None:
+    """An operator belongs to a problem."""
+    if not isinstance(problem, Problem):
+        raise CurvlensError(f"{name} was given a {type(problem).__name__}, expected a Problem(model, data, loss).")
+
+
 class Curvature(Operator):
     """An exact, matrix-free, symmetric operator of a problem, or a block of one."""
 

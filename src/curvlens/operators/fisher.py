@@ -13,7 +13,7 @@ from torch import Tensor
 
 from curvlens import batches
 from curvlens.errors import CurvlensError
-from curvlens.operators.curvature import Curvature, gauss_newton
+from curvlens.operators.curvature import Curvature, gauss_newton, require_problem
 from curvlens.operators.graph import Graph, Seam
 from curvlens.problem import Problem
 
@@ -59,6 +59,7 @@ def empirical_fisher(problem: Problem) -> Curvature:
 
 
 def _require_rows(problem: Problem, name: str) -> None:
+    require_problem(problem, name)
     if not problem.loss_function.row_wise:
         raise CurvlensError(
             f"{name} is a mean over the rows of the outputs, and {problem.loss_function!r} couples them. Use ggn."

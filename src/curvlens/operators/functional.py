@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from curvlens.errors import CurvlensError
 from curvlens.losses import FromModel
-from curvlens.operators.curvature import Curvature
+from curvlens.operators.curvature import Curvature, require_problem
 from curvlens.operators.graph import Graph, Parts
 from curvlens.problem import Problem
 
@@ -20,6 +20,7 @@ def functional(problem: Problem) -> Curvature:
     >>> functional(Problem(model, (torch.ones(1, 2).double(), torch.zeros(1, 1)), MSE())).dense().abs().max()
     tensor(0., dtype=torch.float64)
     """
+    require_problem(problem, "functional")
     if isinstance(problem.loss_function, FromModel):
         raise CurvlensError(
             f"{problem.loss_function!r} maps the model to a number, so there are no outputs at which to split off the "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from curvlens.operators.curvature import Curvature, gauss_newton
+from curvlens.operators.curvature import Curvature, gauss_newton, require_problem
 from curvlens.operators.graph import Graph
 from curvlens.problem import Problem
 
@@ -22,6 +22,7 @@ def ggn(problem: Problem) -> Curvature:
     tensor([[2., 4.],
             [4., 8.]], dtype=torch.float64)
     """
+    require_problem(problem, "ggn")
 
     def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
         assert graph.seam is not None

@@ -14,18 +14,19 @@ closed for F, so one graph serves all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from curvlens import batches
+from curvlens.checks import CANNOT_TWICE
 from curvlens.errors import CurvlensError
 from curvlens.losses import FromModel
 from curvlens.pieces import Piece
 from curvlens.precision import keep_dtype
-from curvlens.problem import Problem
+from curvlens.problem import Problem, Result
 
 Parts = dict[str, Tensor]
 """A vector by parameter name; a name that is missing means zeros."""
@@ -93,17 +94,19 @@ class Graph:
     """The gradient of one piece, as a graph in the named parameters."""
 
     def __init__(self, problem: Problem, piece: Piece, names: Iterable[str]) -> None:
+        self.problem = problem
         self.leaves = problem.leaves(names)
         self.memo: dict[Any, Any] = {}
         """What an operator wants to find again at its next product; gone with the graph."""
         with torch.enable_grad():
-            try:
-                outputs = problem.outputs(piece.batch, self.leaves, twice=True)
-                self._build(problem, piece, outputs)
-            except (RuntimeError, NotImplementedError) as error:
-                raise _explained(error) from error
+            self._inside(lambda: self._build(problem, piece))
 
-    def _build(self, problem: Problem, piece: Piece, outputs: Any) -> None:
+    def _inside(self, action: Callable[[], Result]) -> Result:
+        """Run forward or backward passes with the leaves in the place of the model's parameters."""
+        return self.problem.at(self.leaves, action, twice=True)
+
+    def _build(self, problem: Problem, piece: Piece) -> None:
+        outputs = problem.loss_function.outputs(problem.model, piece.batch)
         inputs = list(self.leaves.values())
         self.seam: Seam | None = None
         if isinstance(problem.loss_function, FromModel):
@@ -134,8 +137,8 @@ class Graph:
         pairs = [(g, v[name].to(g.dtype)) for name in v if (g := self.gradient[name]) is not None and g.requires_grad]
         if not pairs:
             return [torch.zeros_like(x) for x in wrt]
-        try:
-            return torch.autograd.grad(
+        return self._inside(
+            lambda: torch.autograd.grad(
                 [g for g, _ in pairs],
                 wrt,
                 [x for _, x in pairs],
@@ -143,8 +146,7 @@ class Graph:
                 allow_unused=True,
                 materialize_grads=True,
             )
-        except (RuntimeError, NotImplementedError) as error:
-            raise _explained(error) from error
+        )
 
     def second(self, rows: Sequence[str], v: Parts, *, functional: bool, retain: bool) -> Parts:
         """The rows of H v, or of F v with ``functional``."""
@@ -160,13 +162,15 @@ class Graph:
     def pull(self, rows: Sequence[str], u: Sequence[Tensor], *, retain: bool) -> Parts:
         """The rows of Jᵀ u."""
         pairs = [(f, x) for f, x in zip(self.outputs, u, strict=True) if f.requires_grad]
-        parts = torch.autograd.grad(
-            [f for f, _ in pairs],
-            [self.leaves[name] for name in rows],
-            [x.to(f.dtype) for f, x in pairs],
-            retain_graph=retain,
-            allow_unused=True,
-            materialize_grads=True,
+        parts = self._inside(
+            lambda: torch.autograd.grad(
+                [f for f, _ in pairs],
+                [self.leaves[name] for name in rows],
+                [x.to(f.dtype) for f, x in pairs],
+                retain_graph=retain,
+                allow_unused=True,
+                materialize_grads=True,
+            )
         )
         return dict(zip(rows, parts, strict=True))
 
@@ -190,20 +194,5 @@ def _refuse_once_differentiable(gradient: Iterable[Tensor | None]) -> None:
             continue
         seen.add(node)
         if node.name() == "torch::autograd::Error":
-            raise CurvlensError(_CANNOT_TWICE.format("a function is marked once_differentiable"))
+            raise CurvlensError(CANNOT_TWICE.format("a function is marked once_differentiable"))
         todo.extend(parent for parent, _ in node.next_functions)
-
-
-_CANNOT_TWICE = (
-    "A kernel of this model cannot be differentiated twice. Use the plain implementation of that layer "
-    "(attn_implementation='eager' in Hugging Face models, no torch.compile, no custom fused kernels). torch said: {}"
-)
-
-
-def _explained(error: Exception) -> Exception:
-    """torch's word for a missing second derivative, in ours; any other error as it is."""
-    text = str(error)
-    signs = ("derivative for", "double backward", "twice differentiable", "does not support", "once_differentiable")
-    if not any(sign in text for sign in signs):
-        return error
-    return CurvlensError(_CANNOT_TWICE.format(text.splitlines()[0]))

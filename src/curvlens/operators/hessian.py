@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from curvlens.operators.curvature import Curvature
+from curvlens.operators.curvature import Curvature, require_problem
 from curvlens.operators.graph import Graph, Parts
 from curvlens.problem import Problem
 
@@ -18,6 +18,7 @@ def hessian(problem: Problem) -> Curvature:
     tensor([[2., 4.],
             [4., 8.]], dtype=torch.float64)
     """
+    require_problem(problem, "hessian")
 
     def product(graph: Graph, rows: Sequence[str], v: Parts, retain: bool) -> Parts:
         return graph.second(rows, v, functional=False, retain=retain)

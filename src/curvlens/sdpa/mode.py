@@ -11,7 +11,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from curvlens.sdpa.reference import scaled_dot_product_attention
@@ -32,8 +34,16 @@ def _not_overridden(function: Callable[..., Any]) -> Callable[..., Any]:
 _multi_head_attention = _not_overridden(F.multi_head_attention_forward)
 
 
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """g v/‖v‖, written out: the second derivatives of torch's own kernel take ‖v‖ for a constant."""
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
 class second_order(TorchFunctionMode):  # noqa: N801 - used as a verb: `with second_order():`
-    """Inside, attention can be differentiated twice; results differ from the fused kernels' by rounding only."""
+    """Inside, attention can be differentiated twice; results differ from the fused kernels' by rounding only.
+
+    So can weight normalisation, whose second derivatives are wrong in torch 2.13.
+    """
 
     def __torch_function__(
         self,
@@ -45,6 +55,8 @@ class second_order(TorchFunctionMode):  # noqa: N801 - used as a verb: `with sec
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return scaled_dot_product_attention(*args, **kwargs)
+        if func is torch._weight_norm:
+            return _weight_norm(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:
                 return _multi_head_attention(*args, **kwargs)
