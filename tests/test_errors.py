@@ -210,7 +210,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "loss without its method": (lambda: make(loss=type("Bare", (cl.losses.Loss,), {})()), "lacks sum_and_count"),
     "gradient checkpointing": (checkpointed, "Gradient checkpointing is active"),
     "sum with a number": (lambda: cl.hessian(problem()) + 1, r"H \+ c \* H.identity"),
-    "product with a vector": (lambda: cl.hessian(problem()) * direction(242), "scaled by a number"),
+    "product with a vector": (lambda: cl.hessian(problem()) * direction(242), "scaled by a real number"),
     "dense, but too large": (too_large, "Take a block"),
     "parameter with a wrong name": (lambda: make(params=["h.0.atn.q.weight"]), "Did you mean 'h.0.attn.q.weight'"),
     "no parameter named": (lambda: make(params=[]), "No parameter was named"),

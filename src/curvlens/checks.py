@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from curvlens import batches
 from curvlens.batches import Batch
 from curvlens.errors import CurvlensError, CurvlensWarning, listing
+from curvlens.losses import Loss
 from curvlens.pieces import Piece
 
 SumAndCount = Callable[[Piece], tuple[Tensor, float]]
@@ -39,7 +40,12 @@ def check_sum_and_count(loss: object, total: object, count: Any, piece: Piece) -
             f"{loss!r} returned {given} as its sum, expected a scalar tensor. Sum over the tokens, and return their "
             "number beside it: (losses.sum(), losses.numel())."
         )
-    tokens = float(count.detach()) if isinstance(count, Tensor) else float(count)
+    if isinstance(count, Tensor) and count.requires_grad:
+        raise CurvlensError(f"The count of {loss!r} depends on the parameters; it has to be a plain number of tokens.")
+    try:
+        tokens = float(count)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CurvlensError(f"{loss!r} returned {count!r:.80} as its count, expected a number of tokens.") from error
     if not math.isfinite(tokens) or tokens < 0:
         raise CurvlensError(f"{loss!r} counted {tokens} tokens in batch {piece.index}.")
     value = float(total.detach())
@@ -51,27 +57,47 @@ def check_sum_and_count(loss: object, total: object, count: Any, piece: Piece) -
     return total.reshape(()).double(), tokens
 
 
-def check_deterministic(model: nn.Module, evaluate: SumAndCount, piece: Piece, device: torch.device) -> None:
-    """The loss has to be the same twice. A second pass is spent only if the first one drew random numbers."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
-        before = torch.random.get_rng_state()
-        first, count = evaluate(piece)
-        if device.type == "cpu" and torch.equal(before, torch.random.get_rng_state()):
-            return
-        torch.manual_seed(int(before.sum()) + 1)
-        second, _ = evaluate(piece)
+def check_deterministic(model: nn.Module, evaluate: SumAndCount, piece: Piece) -> None:
+    """The loss has to be the same twice, and the batch too."""
+    before = batches.fingerprint(piece.batch)
+    with torch.no_grad():
+        (first, count), (second, _) = evaluate(piece), evaluate(piece)
+    if before != batches.fingerprint(piece.batch):
+        raise CurvlensError(
+            "The forward pass writes into its inputs: a second pass over the same batch sees another one. Write "
+            "`x = x * 2` instead of `x.mul_(2)`, or give the layer a copy."
+        )
     if not torch.isclose(first, second, rtol=1e-6):
-        active = [
-            name
-            for name, m in model.named_modules()
-            if m.training and isinstance(p := getattr(m, "p", 0), float) and p > 0
-        ]
+        dropouts = {name: getattr(m, "p", 0) for name, m in model.named_modules() if m.training}
+        active = [name for name, p in dropouts.items() if isinstance(p, float) and p > 0]
         where = f" Active dropout: {listing(active)}." if active else ""
         raise CurvlensError(
             f"The loss is random: two passes over the first batch gave {float(first) / (count or 1):.8g} and "
-            f"{float(second) / (count or 1):.8g}. "
-            f"Switch dropout off with model.eval().{where}"
+            f"{float(second) / (count or 1):.8g}. Switch dropout off with model.eval().{where}"
         )
+
+
+def check_through_outputs(loss: Loss, model: nn.Module, piece: Piece) -> None:
+    """The loss has to depend on the parameters through its outputs alone: there it is split into G and F."""
+    with torch.no_grad():
+        outputs = loss.outputs(model, piece.batch)
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in batches.tensors(outputs)]
+        total, _ = loss.sum_and_count(batches.replace_tensors(outputs, leaves), piece.batch)
+    known = {id(x) for x in leaves}
+    todo, seen = [total.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            raise CurvlensError(
+                f"{loss!r} depends on parameters beside the outputs it is given (a penalty on weights?), and these "
+                "would be missed. Write it as a function of the model, (model, batch) -> (sum, count), or make what "
+                "it needs part of its outputs."
+            )
+        todo.extend(parent for parent, _ in node.next_functions)
 
 
 @contextmanager
@@ -134,7 +160,7 @@ def explained(error: Exception) -> Exception:
     text = str(error)
     if "checkpoint" in text.lower() or "checkpoint" in type(error).__name__.lower():
         return CurvlensError(
-            "Gradient checkpointing is active, and computes layers anew outside of what is set up for them. Switch it off "
+            "Gradient checkpointing is active, and computes layers anew under other settings. Switch it off "
             "(model.gradient_checkpointing_disable() in Hugging Face models) and bound memory with micro_batch= or "
             f"memory=. torch said: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ def parse_bytes(size: int | float | str) -> int:
     1610612736
     """
     if isinstance(size, (int, float)) and not isinstance(size, bool) and size >= 0:
-        return int(size)
+        return int(min(size, sys.maxsize))
     match = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?i?)b?\s*", str(size).lower())
     if not match or match[2] not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
         raise CurvlensError(f"memory={size!r} is no size. Give bytes, or a text like '4GiB' or '500MB'.")

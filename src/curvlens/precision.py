@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 _WIDE = torch.float64
 
 
-class _KeepFloat64(TorchFunctionMode):
+class KeepFloat64(TorchFunctionMode):
     """Wherever float32 is asked for, in a conversion or for a new tensor, float64 is given."""
 
     def __torch_function__(
@@ -32,7 +32,10 @@ class _KeepFloat64(TorchFunctionMode):
             return args[0].to(_WIDE)
         if func in (Tensor.to, Tensor.type_as) and len(args) > 1 and isinstance(args[1], Tensor):
             like = args[1]
-            return args[0].to(like.device, _WIDE if like.dtype is torch.float32 else like.dtype)
+            dtype = _WIDE if like.dtype is torch.float32 else like.dtype
+            return args[0].to(like.device, dtype, *args[2:], **kwargs)
+        if func is Tensor.view:  # the bits as they are
+            return func(*args, **kwargs)
         args = tuple(_WIDE if _is_float32(a) else a for a in args)
         kwargs = {key: _WIDE if _is_float32(value) else value for key, value in kwargs.items()}
         return func(*args, **kwargs)
@@ -55,7 +58,7 @@ def keep_dtype(model: nn.Module) -> Iterator[None]:
     if not is_float64(model):
         yield
         return
-    with _KeepFloat64():
+    with KeepFloat64():
         yield
 
 

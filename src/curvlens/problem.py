@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from curvlens import batches
 from curvlens.batches import Data
@@ -21,31 +21,20 @@ from curvlens.checks import (
     check_deterministic,
     check_split,
     check_sum_and_count,
+    check_through_outputs,
     explained,
     explained_dtypes,
     warn_low_precision,
 )
 from curvlens.checksum import checksum
 from curvlens.errors import CurvlensError, CurvlensWarning, listing
+from curvlens.exchange import Result, exchanged, lock_of
 from curvlens.losses import FromModel, as_loss
 from curvlens.memory import available_bytes, parse_bytes
 from curvlens.parameters import choose, device_and_dtype
 from curvlens.pieces import Piece
-from curvlens.precision import keep_dtype
+from curvlens.precision import KeepFloat64, is_float64, keep_dtype
 from curvlens.sdpa import second_order
-
-Result = TypeVar("Result")
-
-
-class _Exchange(nn.Module):
-    """Runs an action as the forward of a module around the model, so that parameters can be exchanged meanwhile."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, action: Callable[[], Any]) -> Any:
-        return action()
 
 
 class Problem:
@@ -85,24 +74,23 @@ class Problem:
         if micro_batch is not None and (not isinstance(micro_batch, int) or micro_batch < 1):
             raise CurvlensError(f"micro_batch={micro_batch!r}, expected a number of samples, 1 or more.")
         self.model = model
-        self.loss_function = as_loss(loss).for_model(model)
+        self.loss_function = copy.copy(as_loss(loss)).for_model(model)
         self.micro_batch = micro_batch
         chosen = choose(model, params)
         self.layout = Layout({name: tuple(p.shape) for name, p in chosen.items()})
         self.device, self.dtype = device_and_dtype(model, chosen)
         self.memory = available_bytes(self.device) // 2 if memory is None else parse_bytes(memory)
-        self._exchange = _Exchange(model)
         self._theta: Tensor | None = None
         self._count: float | None = None
         self._split_checked = False
         self._unused_said = False
         self._lone_number = False
         self._engine: Any = None
-        check_batch_norm(model)
+        self._modes: tuple[bool, ...] = ()
         warn_low_precision(self.dtype)
         with self.isolated():
             self.data = Data(data)
-            self._check_first_batch()
+            self._check_setting()
 
     def __repr__(self) -> str:
         tokens = "" if self._count is None else f", {self._count:g} tokens"
@@ -179,17 +167,18 @@ class Problem:
             )
         return theta.detach().to(device=self.device, dtype=self.dtype)
 
-    def leaves(self, names: Iterable[str]) -> dict[str, Tensor]:
+    def leaves(self, names: Iterable[str]) -> dict[str, nn.Parameter]:
         """The named parameters as leaves of a new graph, sharing their memory."""
         parameters = self._parameters()
         if self._theta is None:
-            return {name: parameters[name].detach().requires_grad_() for name in names}
+            return {name: nn.Parameter(parameters[name].detach()) for name in names}
         values = self.layout.unflatten(self._theta)
-        return {name: values[name].to(parameters[name].dtype).detach().requires_grad_() for name in names}
+        return {name: nn.Parameter(values[name].to(parameters[name].dtype)) for name in names}
 
     def _parameters(self) -> dict[str, Tensor]:
         """The chosen parameters as the model has them now: they may have been replaced since."""
-        present = dict(self.model.named_parameters())
+        with lock_of(self.model):
+            present = dict(self.model.named_parameters())
         for name, shape in self.layout.shapes.items():
             p = present.get(name)
             if p is None or tuple(p.shape) != shape or p.device != self.device:
@@ -208,19 +197,21 @@ class Problem:
         for name, p in self.model.named_parameters():
             if self._theta is None or name not in self.layout.shapes:
                 moving.append(p)
-        return (modules, tuple(x.data_ptr() for x in moving), checksum(moving))
+        casts = (torch.is_autocast_enabled(self.device.type), torch.get_autocast_dtype(self.device.type))
+        return (casts, modules, tuple(x.data_ptr() for x in moving), checksum(moving))
 
     @contextmanager
     def isolated(self) -> Iterator[None]:
-        """Leave the random numbers alone (a DataLoader draws from them at every pass), and leave inference mode."""
+        """One thread at a time, outside of inference mode, random numbers left alone (a DataLoader draws some)."""
         cuda = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=cuda), torch.inference_mode(False):
+        with lock_of(self.model), torch.random.fork_rng(devices=cuda), torch.inference_mode(False):
             yield
 
     # One piece at a time
 
     def pieces(self) -> Iterator[Piece]:
         """The data, batch by batch on the model's device, cut into micro-batches."""
+        self._check_setting()
         offset, index = 0, -1
         for index, raw in enumerate(self.data):
             if index and self.loss_function.couples_batch and not getattr(self.loss_function, "per_batch", False):
@@ -229,7 +220,9 @@ class Problem:
                     "cut. Give one batch, or say per_batch=True for the mean over the batches as they are."
                 )
             piece = Piece(index, 0, offset, batches.to_device(raw, self.device))
-            offset += piece.size or 1
+            offset += 1 if piece.size is None else piece.size
+            if piece.size == 0:
+                continue
             if self.micro_batch is None:
                 yield piece
             else:
@@ -237,7 +230,9 @@ class Problem:
                 yield from piece.split(self.micro_batch)
         self._check_weights(several=index > 0)
 
-    def at(self, leaves: Mapping[str, Tensor] | None, action: Callable[[], Result], *, twice: bool = False) -> Result:
+    def at(
+        self, leaves: Mapping[str, nn.Parameter] | None, action: Callable[[], Result], *, twice: bool = False
+    ) -> Result:
         """Run something with ``leaves`` in the place of the model's parameters; ``twice`` for second derivatives.
 
         Backward passes belong inside too: checkpointed layers compute themselves anew in them.
@@ -246,15 +241,16 @@ class Problem:
         same = leaves is None or isinstance(self.loss_function, FromModel)
         if leaves is None:
             leaves = self.leaves(self.layout.names) if self._theta is not None else {}
-        trainable = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
-        state = {f"model.{name}": p.requires_grad_(same) for name, p in trainable.items()}
-        state.update({f"model.{name}": leaf for name, leaf in leaves.items()})
-        with keep_dtype(self.model), second_order() if twice else nullcontext():
-            try:
-                result: Result = functional_call(self._exchange, state, (action,))
-            except (RuntimeError, NotImplementedError) as error:
-                raise explained(error) from error
-        return result
+        trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        tensors = {name: nn.Parameter(p.detach(), requires_grad=same) for name, p in trainable.items()}
+        tensors.update(leaves)
+        modes: list[TorchFunctionMode] = [second_order()] if twice else []
+        if is_float64(self.model):
+            modes.append(KeepFloat64())
+        try:
+            return exchanged(self.model, tensors, action, modes)
+        except (RuntimeError, NotImplementedError) as error:
+            raise explained(error) from error
 
     def _evaluate(self, piece: Piece) -> tuple[Tensor, float]:
         """The summed loss of a piece and its count."""
@@ -319,11 +315,24 @@ class Problem:
                 stacklevel=2,
             )
 
-    def _check_first_batch(self) -> None:
-        """One forward pass over the first batch: is there a loss, is it finite, is it the same twice?"""
+    def _check_setting(self) -> None:
+        """Look at the first batch before any long work, and again when modules have changed their mode."""
+        modes = tuple(m.training for m in self.model.modules())
+        if modes == self._modes:
+            return
+        check_batch_norm(self.model)
         piece = Piece(0, 0, 0, batches.to_device(self.data.first(), self.device))
         with explained_dtypes(piece.batch, self.dtype):
-            if self.micro_batch is not None:
+            if self.micro_batch is not None and piece.size != 0:
                 self.check_split(piece)
                 piece = piece.split(self.micro_batch)[0]
-            check_deterministic(self.model, self._evaluate, piece, self.device)
+            before = checksum(self.model.parameters())
+            check_deterministic(self.model, self._evaluate, piece)
+            if before != checksum(self.model.parameters()):
+                raise CurvlensError(
+                    "The forward pass writes into the parameters (an Embedding with max_norm?): there is no fixed "
+                    "point to take derivatives at. Switch that off."
+                )
+        if not isinstance(self.loss_function, FromModel):
+            self.at(None, lambda: check_through_outputs(self.loss_function, self.model, piece))
+        self._modes = modes

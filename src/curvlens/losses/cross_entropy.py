@@ -35,7 +35,7 @@ class CrossEntropy(Loss):
             raise CurvlensError(f"label_smoothing is {label_smoothing}, expected a number between 0 and 1.")
         if weight is not None and (weight.ndim != 1 or not bool((weight >= 0).all())):
             raise CurvlensError(f"Class weights are one non-negative number a class, got shape {tuple(weight.shape)}.")
-        self.weight = weight
+        self.weight = None if weight is None else weight.detach().clone()
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
         self.class_dim = self.row_dim = class_dim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,9 +46,9 @@ class CausalLM(CrossEntropy):
         """An encoder–decoder predicts its labels in place: no shift."""
         if not self.shift or not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             return self
-        return CausalLM(
-            shift=False, weight=self.weight, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
-        )
+        in_place = copy.copy(self)
+        in_place.shift = False
+        return in_place
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The logits of the language model, called without its labels."""
@@ -87,9 +88,8 @@ def language_model_logits(model: nn.Module, batch: Batch) -> Tensor:
     inputs, labels = batches.split_target(batch)
     config = getattr(model, "config", None)
     extra: dict[str, Any] = {"use_cache": False} if getattr(config, "use_cache", None) is not None else {}
-    if isinstance(inputs, Tensor) and config is not None:
-        inputs = {"input_ids": inputs}
-    if getattr(config, "is_encoder_decoder", False) and isinstance(inputs, Mapping):
+    if getattr(config, "is_encoder_decoder", False):
+        inputs = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
         inputs = {**inputs, "decoder_input_ids": decoder_inputs(model, inputs, labels)}
     logits = main_output(batches.call(model, inputs, **extra))
     assert isinstance(logits, Tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +75,7 @@ def as_loss(loss: Any) -> Loss:
     if isinstance(loss, type) and issubclass(loss, Loss):
         raise CurvlensError(f"The loss is the class {loss.__name__} itself. Make one: {loss.__name__}().")
     if isinstance(loss, Loss):
-        return loss
+        return _without_stale_forms(loss)
     if hasattr(loss, "sum_and_count"):
         return FromOutputs(loss)
     if isinstance(loss, nn.modules.loss._Loss):
@@ -91,6 +92,23 @@ def as_loss(loss: Any) -> Loss:
     if callable(loss):
         return FromModel(loss) if _takes_model(loss) else FromOutputs(loss)
     raise CurvlensError(f"The loss is {describe(loss)}, expected one of curvlens.losses or a function; see its docs.")
+
+
+def _without_stale_forms(loss: Loss) -> Loss:
+    """A subclass that says only `sum_and_count` anew has other derivatives than the loss it inherits from."""
+    order = type(loss).__mro__
+
+    def rank(method: str) -> int:
+        return next(i for i, kind in enumerate(order) if method in vars(kind))
+
+    stale = [m for m in ("curvature", "sqrt_curvature", "sample") if rank("sum_and_count") < rank(m)]
+    if not stale:
+        return loss
+    adapted = copy.copy(loss)
+    for method in stale:
+        setattr(adapted, method, getattr(Loss, method).__get__(adapted))
+    adapted.convex = adapted.convex and "curvature" not in stale
+    return adapted
 
 
 def _takes_model(function: Callable[..., Any]) -> bool:

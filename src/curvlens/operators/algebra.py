@@ -16,9 +16,11 @@ from curvlens.operators.base import Operator, Progress
 
 def scale(operator: Operator, factor: Any) -> Operator:
     """c A."""
-    is_scalar = isinstance(factor, (int, float, np.number)) or (isinstance(factor, Tensor) and factor.ndim == 0)
+    is_scalar = isinstance(factor, (int, float, np.integer, np.floating)) or (
+        isinstance(factor, Tensor) and factor.ndim == 0 and not factor.is_complex()
+    )
     if not is_scalar or isinstance(factor, bool):
-        raise CurvlensError(f"An operator is scaled by a number, got a {type(factor).__name__}.")
+        raise CurvlensError(f"An operator is scaled by a real number, got a {type(factor).__name__}.")
     return Scaled(operator, float(factor))
 
 
@@ -58,6 +60,8 @@ class Sum(Operator):
     def __init__(self, left: Operator, a: float, right: Operator, b: float) -> None:
         if left.shape != right.shape:
             raise CurvlensError(f"{left!r} and {right!r} have different shapes: they have no sum.")
+        if left.rows != right.rows or left.columns != right.columns:
+            raise CurvlensError(f"{left!r} and {right!r} belong to different parameters: they have no sum.")
         sign = "+" if b >= 0 else "-"
         super().__init__(
             left.rows,

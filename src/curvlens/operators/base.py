@@ -80,7 +80,8 @@ class Operator:
             flat = self.columns.flatten(v, dtype=self.dtype, device=self.device)
             return self.rows.unflatten(self._apply(flat[:, None], progress)[:, 0].contiguous())
         if isinstance(v, np.ndarray):
-            return self.apply(torch.from_numpy(v), progress).cpu().numpy()
+            kind = np.float32 if v.dtype == np.float32 else np.float64
+            return self.apply(torch.from_numpy(np.ascontiguousarray(v, dtype=kind)), progress).cpu().numpy()
         v = self._checked(v, dims=(1, 2))
         result = self._apply(v[:, None] if v.ndim == 1 else v, progress)
         return result[:, 0] if v.ndim == 1 else result

@@ -90,9 +90,10 @@ class GaussNewton(Curvature):
         total, count = 0.0, 0.0
         for graph, _ in engine_of(self.problem).graphs(self.columns.names):
             t = graph.push(parts)
-            total += sum(float((x.double() * y.double()).sum()) for x, y in zip(t, self._middle(graph, t), strict=True))
+            u = self._middle(graph, t)
+            total += sum(float((x.double() * y.double()).sum()) for x, y in zip(t, u, strict=True))
             count += graph.count
-            del graph, t  # before the next one is built
+            del graph, t, u  # before the next one is built
         return total / self.problem.checked_count(count)
 
 

@@ -53,7 +53,8 @@ class _Meter:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        with torch.autograd.graph.saved_tensors_hooks(self.count, lambda x: x):
+        # Detached: a node that saved its own output as it is would hold on to itself for good.
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: self.count(x).detach(), lambda x: x):
             yield
 
 
@@ -145,10 +146,10 @@ class Engine:
 
     def graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
         """All graphs in the order of the data, and whether each is kept; rebuilt ones know the named parameters."""
-        point = self.problem.point()
-        if point != self._point:
-            self._plan, self._point = None, point
         with self.problem.isolated():
+            point = self.problem.point()
+            if point != self._point:
+                self._plan, self._point = None, point
             if self._plan is None:
                 yield from self._first_pass()
             elif not self.rebuilds:
@@ -200,6 +201,7 @@ class Engine:
                     continue
                 part = piece if entry.stop is None else piece.part(entry.start, entry.stop)
                 yield Graph(self.problem, part, names), False
+        assert not entries  # the data is checked to be the same as in the first pass
 
     def _can_halve(self, piece: Piece) -> bool:
         """Whether a piece has more than one sample, and cutting it leaves the loss alone."""
@@ -207,8 +209,8 @@ class Engine:
             return False
         try:
             self.problem.check_split(piece)
-        except CurvlensError:
-            return False
+        except (CurvlensError, RuntimeError, ValueError, IndexError, TypeError):
+            return False  # a model that does not take half a batch
         return True
 
     def _build(self, piece: Piece, meter: _Meter) -> Graph:

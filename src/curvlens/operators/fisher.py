@@ -29,13 +29,14 @@ def fisher(problem: Problem, *, samples: int = 1, seed: int = 0) -> Curvature:
 
     def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
         assert graph.seam is not None
+        _one_tensor(t)
         key = ("fisher", samples, seed)
         if key not in graph.memo:
             graph.memo[key] = [_sampled(graph.seam, seed * samples + draw) for draw in range(samples)]
         total = [torch.zeros_like(x) for x in t]
         for gradients in graph.memo[key]:
             for out, x, e in zip(total, t, gradients, strict=True):
-                out += e * (e * x).sum(graph.seam.loss.row_dim, keepdim=True) / samples
+                out += _outer(e, x, graph.seam.loss.row_dim) / samples
         return total
 
     _require_rows(problem, "fisher")
@@ -51,11 +52,25 @@ def empirical_fisher(problem: Problem) -> Curvature:
 
     def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
         assert graph.seam is not None
+        _one_tensor(t)
         row = graph.seam.loss.row_dim
-        return [e * (e * x).sum(row, keepdim=True) for e, x in zip(graph.seam.gradient, t, strict=True)]
+        return [_outer(e, x, row) for e, x in zip(graph.seam.gradient, t, strict=True)]
 
     _require_rows(problem, "empirical_fisher")
     return gauss_newton(problem, middle, name="Empirical Fisher", psd=True)
+
+
+def _outer(e: Tensor, x: Tensor, row: int) -> Tensor:
+    """e ⟨e, x⟩ in every row; outputs with one axis have rows of one number."""
+    return e * (e * x).sum(row, keepdim=True) if e.ndim > 1 else e * e * x
+
+
+def _one_tensor(t: Sequence[Tensor]) -> None:
+    if len(t) != 1:
+        raise CurvlensError(
+            f"The outputs are {len(t)} tensors; a Fisher matrix needs the outputs of a token in one row of one tensor. "
+            "Use ggn."
+        )
 
 
 def _require_rows(problem: Problem, name: str) -> None:

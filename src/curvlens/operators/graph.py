@@ -23,10 +23,11 @@ from torch import Tensor
 from curvlens import batches
 from curvlens.checks import CANNOT_TWICE
 from curvlens.errors import CurvlensError
+from curvlens.exchange import Result
 from curvlens.losses import FromModel
 from curvlens.pieces import Piece
 from curvlens.precision import keep_dtype
-from curvlens.problem import Problem, Result
+from curvlens.problem import Problem
 
 Parts = dict[str, Tensor]
 """A vector by parameter name; a name that is missing means zeros."""
