@@ -33,7 +33,7 @@ from curvlens.losses import FromModel, as_loss
 from curvlens.memory import available_bytes, parse_bytes
 from curvlens.parameters import choose, device_and_dtype
 from curvlens.pieces import Piece
-from curvlens.precision import KeepFloat64, is_float64, keep_dtype
+from curvlens.precision import KeepFloat64, is_float64
 from curvlens.sdpa import second_order
 
 
@@ -260,8 +260,7 @@ class Problem:
         """The summed loss (a float64 scalar) and the count of a piece, both checked."""
         if isinstance(self.loss_function, FromModel):
             self._lone_number = len(outputs) == 1
-        with keep_dtype(self.model):
-            s, c = self.loss_function.sum_and_count(outputs, piece.batch)
+        s, c = self.loss_function.sum_and_count(outputs, piece.batch)
         return check_sum_and_count(self.loss_function, s, c, piece)
 
     # What would make a result wrong
