@@ -1,4 +1,4 @@
-"""Has a tensor changed? A checksum of its bits that depends on their places."""
+"""Has a tensor changed? By comparison with a copy, or, where none is kept, by a checksum of its bits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,26 @@ _ODD = 0x9E3779B97F4A7C15 - 2**64  # 2^64 over the golden ratio, as a signed num
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
+def same_bits(x: Tensor, copy: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype agree to the last bit; as fast as memory is read."""
+    x, copy = x.detach(), copy.detach()
+    if x.layout != torch.strided or x.is_quantized:
+        return bool(torch.equal(_bits(x), _bits(copy)))
+    if not x.is_contiguous() or not x.numel():
+        return x.numel() == 0 or bool(torch.equal(_bits(x), _bits(copy)))
+    flat, other = x.reshape(-1), copy.reshape(-1)
+    wide = flat.numel() * flat.element_size() % 8 == 0 and flat.data_ptr() % 8 == 0 and other.data_ptr() % 8 == 0
+    integers = torch.int64 if wide else _INTEGERS[flat.element_size()]
+    return bool(torch.equal(flat.view(integers), other.view(integers)))
+
+
 def checksum(tensors: Iterable[Tensor]) -> tuple[int, ...]:
     """Some integers that stay the same as long as the tensors do.
 
     The bits are read as integers of 32 bits at most and laid out in rows of 1024. Row and column sums are exact in 64
     bits; each kind is added up with pseudo-random odd weights, modulo 2^64. So every change of a single entry is seen,
     and any other one (signs, scales, permutations) unless it leaves all row sums and all column sums as they are. Two
-    passes over memory, 1 or 2 % of a Hessian-vector product; small tensors go through together.
+    passes over memory; small tensors go through together.
     """
     together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     sums: list[Tensor] = []

@@ -26,7 +26,7 @@ from curvlens.checks import (
     explained_dtypes,
     warn_low_precision,
 )
-from curvlens.checksum import checksum
+from curvlens.checksum import checksum, same_bits
 from curvlens.errors import CurvlensError, CurvlensWarning, listing
 from curvlens.exchange import Result, exchanged, lock_of
 from curvlens.losses import FromModel, as_loss
@@ -35,6 +35,27 @@ from curvlens.parameters import choose, device_and_dtype
 from curvlens.pieces import Piece
 from curvlens.precision import KeepFloat64, is_float64
 from curvlens.sdpa import second_order
+
+
+class Point:
+    """A copy of everything in a model that can change, so that every change is noticed: also one through ``.data``."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._signature = self._sign(problem)
+        self._copies = [x.detach().clone(memory_format=torch.contiguous_format) for x in problem.moving()]
+
+    @staticmethod
+    def _sign(problem: Problem) -> tuple[Any, ...]:
+        device = problem.device.type
+        casts = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        modules = tuple((id(m), m.training) for m in problem.model.modules())
+        return (casts, modules, tuple((id(x), x.data_ptr(), x.shape, x.dtype) for x in problem.moving()))
+
+    def holds(self, problem: Problem) -> bool:
+        """Whether the model is still there."""
+        if self._signature != self._sign(problem):
+            return False
+        return all(map(same_bits, problem.moving(), self._copies))
 
 
 class Problem:
@@ -190,15 +211,14 @@ class Problem:
             raise CurvlensError(f"The model is no longer in {self.dtype}. Build a new Problem for it.")
         return {name: present[name] for name in self.layout.names}
 
-    def point(self) -> tuple[Any, ...]:
-        """A fingerprint of modules, parameters and buffers: it changes when they do, also by writes to ``.data``."""
-        modules = tuple((id(m), m.training) for m in self.model.modules())
-        moving = [*self.model.buffers()]
-        for name, p in self.model.named_parameters():
-            if self._theta is None or name not in self.layout.shapes:
-                moving.append(p)
-        casts = (torch.is_autocast_enabled(self.device.type), torch.get_autocast_dtype(self.device.type))
-        return (casts, modules, tuple(x.data_ptr() for x in moving), checksum(moving))
+    def point(self) -> Point:
+        """Where the model is now: modules, modes, parameters and buffers, to be compared with later."""
+        return Point(self)
+
+    def moving(self) -> list[Tensor]:
+        """All tensors of the model that the loss may depend on and that may change."""
+        fixed = () if self._theta is None else self.layout.shapes
+        return [*self.model.buffers(), *(p for name, p in self.model.named_parameters() if name not in fixed)]
 
     @contextmanager
     def isolated(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError
 from curvlens.operators.graph import Graph, Parts
 from curvlens.pieces import Piece
-from curvlens.problem import Problem
+from curvlens.problem import Point, Problem
 
 Product = Callable[[Graph, Sequence[str], Parts, bool], Parts]
 """(graph, names of the rows, vector, whether the graph is needed again) → the rows of the product."""
@@ -102,7 +102,7 @@ class Engine:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._plan: list[_Entry] | None = None
-        self._point: tuple[object, ...] = ()
+        self._point: Point | None = None
 
     @property
     def kept_bytes(self) -> int:
@@ -147,9 +147,8 @@ class Engine:
     def graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
         """All graphs in the order of the data, and whether each is kept; rebuilt ones know the named parameters."""
         with self.problem.isolated():
-            point = self.problem.point()
-            if point != self._point:
-                self._plan, self._point = None, point
+            if self._point is None or not self._point.holds(self.problem):
+                self._plan, self._point = None, self.problem.point()
             if self._plan is None:
                 yield from self._first_pass()
             elif not self.rebuilds:
