@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,19 +85,24 @@ def check_through_outputs(loss: Loss, model: nn.Module, piece: Piece) -> None:
         leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in batches.tensors(outputs)]
         total, _ = loss.sum_and_count(batches.replace_tensors(outputs, leaves), piece.batch)
     known = {id(x) for x in leaves}
-    todo, seen = [total.grad_fn], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in graph_nodes([total]):
         if hasattr(node, "variable") and id(node.variable) not in known:
             raise CurvlensError(
                 f"{loss!r} depends on parameters beside the outputs it is given (a penalty on weights?), and these "
                 "would be missed. Write it as a function of the model, (model, batch) -> (sum, count), or make what "
                 "it needs part of its outputs."
             )
-        todo.extend(parent for parent, _ in node.next_functions)
+
+
+def graph_nodes(tensors: Iterable[Tensor]) -> Iterator[Any]:
+    """Every node of the autograd graph behind the tensors, once."""
+    todo, seen = [x.grad_fn for x in tensors], set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            todo.extend(parent for parent, _ in node.next_functions)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from curvlens import batches
-from curvlens.checks import CANNOT_TWICE
+from curvlens.checks import CANNOT_TWICE, graph_nodes
 from curvlens.errors import CurvlensError
 from curvlens.exchange import Result
 from curvlens.losses import FromModel
@@ -187,13 +187,6 @@ def _refuse_once_differentiable(gradient: Iterable[Tensor | None]) -> None:
     torch means them to raise when differentiated twice, but hangs their error on a dead end of the graph, which
     ``torch.autograd.grad(..., inputs)`` never visits: second derivatives through them would be zero, in silence.
     """
-    todo = [g.grad_fn for g in gradient if g is not None]
-    seen = set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in graph_nodes(g for g in gradient if g is not None):
         if node.name() == "torch::autograd::Error":
             raise CurvlensError(CANNOT_TWICE.format("a function is marked once_differentiable"))
-        todo.extend(parent for parent, _ in node.next_functions)
