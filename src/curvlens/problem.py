@@ -26,36 +26,16 @@ from curvlens.checks import (
     explained_dtypes,
     warn_low_precision,
 )
-from curvlens.checksum import checksum, same_bits
+from curvlens.checksum import checksum
 from curvlens.errors import CurvlensError, CurvlensWarning, listing
 from curvlens.exchange import Result, exchanged, lock_of
 from curvlens.losses import FromModel, as_loss
 from curvlens.memory import available_bytes, parse_bytes
 from curvlens.parameters import choose, device_and_dtype
 from curvlens.pieces import Piece
+from curvlens.point import Point
 from curvlens.precision import KeepFloat64, is_float64
 from curvlens.sdpa import second_order
-
-
-class Point:
-    """A copy of everything in a model that can change, so that every change is noticed: also one through ``.data``."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._signature = self._sign(problem)
-        self._copies = [x.detach().clone(memory_format=torch.contiguous_format) for x in problem.moving()]
-
-    @staticmethod
-    def _sign(problem: Problem) -> tuple[Any, ...]:
-        device = problem.device.type
-        casts = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        modules = tuple((id(m), m.training) for m in problem.model.modules())
-        return (casts, modules, tuple((id(x), x.data_ptr(), x.shape, x.dtype) for x in problem.moving()))
-
-    def holds(self, problem: Problem) -> bool:
-        """Whether the model is still there."""
-        if self._signature != self._sign(problem):
-            return False
-        return all(map(same_bits, problem.moving(), self._copies))
 
 
 class Problem:
@@ -213,7 +193,11 @@ class Problem:
 
     def point(self) -> Point:
         """Where the model is now: modules, modes, parameters and buffers, to be compared with later."""
-        return Point(self)
+        return Point(self.model, self.moving(), self.device)
+
+    def is_at(self, point: Point) -> bool:
+        """Whether the model is still there."""
+        return point.holds(self.model, self.moving(), self.device)
 
     def moving(self) -> list[Tensor]:
         """All tensors of the model that the loss may depend on and that may change."""

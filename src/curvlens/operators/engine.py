@@ -20,7 +20,8 @@ from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError
 from curvlens.operators.graph import Graph, Parts
 from curvlens.pieces import Piece
-from curvlens.problem import Point, Problem
+from curvlens.point import Point
+from curvlens.problem import Problem
 
 Product = Callable[[Graph, Sequence[str], Parts, bool], Parts]
 """(graph, names of the rows, vector, whether the graph is needed again) → the rows of the product."""
@@ -147,7 +148,7 @@ class Engine:
     def graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
         """All graphs in the order of the data, and whether each is kept; rebuilt ones know the named parameters."""
         with self.problem.isolated():
-            if self._point is None or not self._point.holds(self.problem):
+            if self._point is None or not self.problem.is_at(self._point):
                 self._plan, self._point = None, self.problem.point()
             if self._plan is None:
                 yield from self._first_pass()
