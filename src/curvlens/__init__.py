@@ -4,9 +4,11 @@ from importlib.metadata import version
 
 from curvlens import calculus, losses
 from curvlens.errors import CurvlensError, CurvlensWarning
+from curvlens.linalg import density, diagonal, eigs, frobenius, trace
 from curvlens.operators import Operator, empirical_fisher, fisher, functional, ggn, hessian
 from curvlens.precision import keep_dtype
 from curvlens.problem import Problem
+from curvlens.results import Estimate, load
 from curvlens.sdpa import second_order
 
 __version__ = version("curvlens")
@@ -14,16 +16,23 @@ __version__ = version("curvlens")
 __all__ = [
     "CurvlensError",
     "CurvlensWarning",
+    "Estimate",
     "Operator",
     "Problem",
     "__version__",
     "calculus",
+    "density",
+    "diagonal",
+    "eigs",
     "empirical_fisher",
     "fisher",
+    "frobenius",
     "functional",
     "ggn",
     "hessian",
     "keep_dtype",
+    "load",
     "losses",
     "second_order",
+    "trace",
 ]

@@ -68,6 +68,11 @@ class Loss:
         """Apply a square root Λ^½ of the output Hessian, Λ^½ (Λ^½)ᵀ = Λ."""
         raise CurvlensError(f"{type(self).__name__} has no square root of its output Hessian: define sqrt_curvature.")
 
+    @property
+    def has_sqrt_curvature(self) -> bool:
+        """Whether the loss says its `sqrt_curvature`."""
+        return getattr(self.sqrt_curvature, "__func__", None) is not Loss.sqrt_curvature
+
     def sample(self, outputs: Outputs, batch: Batch, generator: torch.Generator) -> Outputs:
         """Gradients at the outputs, for labels drawn from the model's own distribution."""
         raise CurvlensError(

@@ -62,6 +62,17 @@ class Contrastive(Loss):
             return by_rows
         return (by_rows + closed_form.cross_entropy_curvature(outputs.T.contiguous(), one, t.T.contiguous()).T) / 2
 
+    def sqrt_curvature(self, outputs: Tensor, batch: Batch, z: Tensor) -> Tensor:
+        """(diag √p − p √pᵀ) z of every row (one direction only: two need twice as many numbers)."""
+        if self.symmetric:
+            return super().sqrt_curvature(outputs, batch, z)  # type: ignore[no-any-return]
+        return closed_form.cross_entropy_sqrt_curvature(outputs, outputs.new_ones(len(outputs)), z)
+
+    @property
+    def has_sqrt_curvature(self) -> bool:
+        """Only in one direction."""
+        return super().has_sqrt_curvature and not self.symmetric
+
     def sample(self, outputs: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
         """p − e_j with the partner j drawn from p (one direction only)."""
         if self.symmetric:

@@ -175,7 +175,11 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
     columns = (
         like.columns if like is not None and like.columns.size == n else (rows if m == n else Layout({"columns": (n,)}))
     )
-    dtype = matrix.dtype if isinstance(matrix, Tensor) else torch.float64
+    kind = getattr(matrix, "dtype", None)
+    if getattr(kind, "is_complex", False) or getattr(kind, "kind", "") == "c":
+        raise CurvlensError("The matrix is complex; operators here are real.")
+    floating = isinstance(matrix, Tensor) and matrix.is_floating_point()
+    dtype = matrix.dtype if floating else torch.float64
     device = matrix.device if isinstance(matrix, Tensor) else torch.device("cpu")
     if like is not None:
         dtype, device = like.dtype, like.device

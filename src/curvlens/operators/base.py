@@ -18,6 +18,7 @@ from torch import Tensor
 from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError
 from curvlens.memory import available_bytes, readable
+from curvlens.results import Solution
 
 Progress = Callable[[int, int | None], None]
 BlockName = str | Iterable[str]
@@ -54,6 +55,16 @@ class Operator:
         tags = [tag for tag in ("symmetric", "psd") if getattr(self, tag)]
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{self.name}({self.shape[0]} × {self.shape[1]}, {', '.join([dtype, *tags])})"
+
+    def provenance(self) -> dict[str, Any]:
+        """What it is, for the record of a result."""
+        return {
+            "operator": self.name,
+            "shape": list(self.shape),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "blocks": list(self.rows.names) if len(self.rows.names) <= 8 else f"{len(self.rows.names)} parameters",
+        }
 
     # What a subclass says
 
@@ -147,6 +158,12 @@ class Operator:
                 "Take a block: H[name]."
             )
         return self._apply(torch.eye(self.shape[1], dtype=self.dtype, device=self.device), progress)
+
+    def solve(self, b: Any, *, damping: float = 0.0, **options: Any) -> Solution:
+        """x with (A + damping) x = b, by products alone; ``.x`` is the kind b was. Options: `curvlens.linalg.solve`."""
+        from curvlens.linalg import solve
+
+        return solve(self, b, damping=damping, **options)
 
     def to_scipy(self) -> sla.LinearOperator:
         """The operator for scipy, on numpy arrays."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from curvlens.blocks import Layout
@@ -16,6 +19,9 @@ from curvlens.problem import Problem
 
 Middle = Callable[[Graph, Sequence[Tensor]], Sequence[Tensor]]
 """What stands between Jᵀ and J: a matrix at the outputs, applied to J v."""
+
+Root = Callable[[Graph, int], Sequence[Tensor]]
+"""A square root of the middle applied to random signs, which are given by a seed."""
 
 
 def require_problem(problem: object, name: str) -> None:
@@ -61,6 +67,10 @@ class Curvature(Operator):
     def _transposed(self) -> Curvature:
         return self._block(self.columns, self.rows)
 
+    def provenance(self) -> dict[str, Any]:
+        """What it is, and of which problem."""
+        return {**super().provenance(), "n_tokens": self.problem.n_tokens, "loss": repr(self.problem.loss_function)}
+
 
 class GaussNewton(Curvature):
     """Jᵀ M J with a matrix M at the outputs, or a block of it."""
@@ -74,15 +84,35 @@ class GaussNewton(Curvature):
         psd: bool,
         rows: Layout | None = None,
         columns: Layout | None = None,
+        root: Root | None = None,
     ) -> None:
         def product(graph: Graph, rows: Sequence[str], v: Parts, retain: bool) -> Parts:
             return graph.pull(rows, middle(graph, graph.push(v)), retain=retain)
 
         super().__init__(problem, product, name=name, psd=psd, rows=rows, columns=columns)
-        self._middle = middle
+        self._middle, self._root = middle, root
 
     def _block(self, rows: Layout, columns: Layout) -> GaussNewton:
-        return GaussNewton(self.problem, self._middle, name=self.name, psd=self._convex, rows=rows, columns=columns)
+        return GaussNewton(
+            self.problem, self._middle, name=self.name, psd=self._convex, rows=rows, columns=columns, root=self._root
+        )
+
+    @property
+    def has_roots(self) -> bool:
+        """Whether `roots` can be drawn: a square diagonal block, and a loss with a square root of its curvature."""
+        return self._root is not None and self.rows == self.columns
+
+    def roots(self, seeds: Sequence[int], progress: Progress | None = None) -> Tensor:
+        """One u = Jᵀ M^½ z for each seed, as rows; E u uᵀ is this matrix. One backward pass each."""
+        root = self._root
+        assert root is not None
+
+        def job(graph: Graph, j: int, retain: bool) -> Parts:
+            return graph.pull(self.rows.names, root(graph, seeds[j]), retain=retain)
+
+        totals, count = engine_of(self.problem).sums(len(seeds), job, self.rows, self.columns, progress)
+        # Independent terms: their sum is to be divided by the root of what their squares are divided by.
+        return torch.stack([t.over(math.sqrt(count)) for t in totals])
 
     def _quadratic(self, v: Tensor) -> float:
         """⟨J v, M J v⟩: half the cost of a product, since nothing is pulled back to the parameters."""
@@ -97,7 +127,7 @@ class GaussNewton(Curvature):
         return total / self.problem.checked_count(count)
 
 
-def gauss_newton(problem: Problem, middle: Middle, *, name: str, psd: bool) -> Curvature:
+def gauss_newton(problem: Problem, middle: Middle, *, name: str, psd: bool, root: Root | None = None) -> GaussNewton:
     """Jᵀ M J with a matrix M at the outputs."""
     if isinstance(problem.loss_function, FromModel):
         raise CurvlensError(
@@ -106,4 +136,4 @@ def gauss_newton(problem: Problem, middle: Middle, *, name: str, psd: bool) -> C
             "curvlens.hessian works as it is."
         )
 
-    return GaussNewton(problem, middle, name=name, psd=psd)
+    return GaussNewton(problem, middle, name=name, psd=psd, root=root)

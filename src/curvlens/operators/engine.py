@@ -26,6 +26,9 @@ from curvlens.problem import Problem
 Product = Callable[[Graph, Sequence[str], Parts, bool], Parts]
 """(graph, names of the rows, vector, whether the graph is needed again) → the rows of the product."""
 
+Job = Callable[[Graph, int, bool], Parts]
+"""(graph, which, whether the graph is needed again) → the rows of a term."""
+
 Progress = Callable[[int, int | None], None]
 """(products done, of how many; None while the number of pieces is unknown)."""
 
@@ -76,7 +79,7 @@ class _Entry:
         return self.stop is None or piece.stop is None or piece.start <= self.start < piece.stop
 
 
-class _Total:
+class Total:
     """A sum over pieces: in float64 from the second term on, and without a copy if there is only one."""
 
     def __init__(self, rows: Layout, problem: Problem) -> None:
@@ -84,6 +87,7 @@ class _Total:
         self._sum: Tensor | None = None
 
     def add(self, parts: Parts) -> None:
+        """Add the terms of one piece."""
         if self._sum is None:
             self._sum = torch.cat([parts[name].detach().reshape(-1).to(self.problem.dtype) for name in self.rows.names])
             return
@@ -91,7 +95,8 @@ class _Total:
         for name, part in parts.items():
             self._sum[self.rows.slices[name]] += part.detach().reshape(-1)
 
-    def mean(self, count: float) -> Tensor:
+    def over(self, count: float) -> Tensor:
+        """The sum divided by a number, in the dtype of the parameters."""
         if self._sum is None:
             return torch.zeros(self.rows.size, dtype=self.problem.dtype, device=self.problem.device)
         return self._sum.div_(count).to(self.problem.dtype)
@@ -131,19 +136,29 @@ class Engine:
         k = vectors.shape[1]
         if not k:
             return vectors.new_zeros(rows.size, 0)
-        total = [_Total(rows, self.problem) for _ in range(k)]
-        count, done = 0.0, 0
         parts = [columns.unflatten(v) for v in vectors.T.contiguous()]
+
+        def job(graph: Graph, j: int, retain: bool) -> Parts:
+            return product(graph, rows.names, parts[j], retain)
+
+        totals, count = self.sums(k, job, rows, columns, progress)
+        return torch.stack([t.over(count) for t in totals], dim=1) if k != 1 else totals[0].over(count)[:, None]
+
+    def sums(
+        self, k: int, job: Job, rows: Layout, columns: Layout, progress: Progress | None = None
+    ) -> tuple[list[Total], float]:
+        """``job(graph, j, retain)`` for j < k summed over all graphs, and the count to divide by."""
+        totals = [Total(rows, self.problem) for _ in range(k)]
+        count, done = 0.0, 0
         for graph, kept in self.graphs((*rows.names, *columns.names)):
-            for j, v in enumerate(parts):
-                total[j].add(product(graph, rows.names, v, kept or j + 1 < k))
+            for j in range(k):
+                totals[j].add(job(graph, j, kept or j + 1 < k))
                 done += 1
                 if progress is not None:
                     progress(done, len(self._plan) * k if self._plan is not None else None)
             count += graph.count
             del graph  # before the next one is built
-        count = self.problem.checked_count(count)
-        return torch.stack([t.mean(count) for t in total], dim=1) if k != 1 else total[0].mean(count)[:, None]
+        return totals, self.problem.checked_count(count)
 
     def graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
         """All graphs in the order of the data, and whether each is kept; rebuilt ones know the named parameters."""

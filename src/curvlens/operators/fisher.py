@@ -6,14 +6,14 @@ of token i at its row, both are (1/n) Σ_i J_iᵀ e_i e_iᵀ J_i; they differ in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from curvlens import batches
 from curvlens.errors import CurvlensError
 from curvlens.operators.curvature import Curvature, gauss_newton, require_problem
+from curvlens.operators.draws import drawn
 from curvlens.operators.graph import Graph, Seam
 from curvlens.problem import Problem
 
@@ -32,7 +32,7 @@ def fisher(problem: Problem, *, samples: int = 1, seed: int = 0) -> Curvature:
         _one_tensor(t)
         key = ("fisher", samples, seed)
         if key not in graph.memo:
-            graph.memo[key] = [_sampled(graph.seam, seed * samples + draw) for draw in range(samples)]
+            graph.memo[key] = [_labels(graph.seam, seed * samples + draw) for draw in range(samples)]
         total = [torch.zeros_like(x) for x in t]
         for gradients in graph.memo[key]:
             for out, x, e in zip(total, t, gradients, strict=True):
@@ -82,22 +82,6 @@ def _require_rows(problem: Problem, name: str) -> None:
 
 
 @torch.no_grad()
-def _sampled(seam: Seam, seed: int) -> list[Tensor]:
-    """Gradients at the outputs for drawn labels; every sample of the data has a random stream of its own."""
-    size = seam.piece.size
-    if size is None or batches.batch_size(seam.outputs) != size:
-        draws = [seam.loss.sample(seam.outputs, seam.piece.batch, _generator(seed, seam.piece.offset))]
-    else:
-        draws = [seam.loss.sample(f, y, _generator(seed, seam.piece.offset + i)) for i, (f, y) in _rows(seam, size)]
-    return [torch.cat(parts) for parts in zip(*(seam.flat(draw) for draw in draws), strict=True)]
-
-
-def _rows(seam: Seam, size: int) -> Iterator[tuple[int, tuple[object, object]]]:
-    for i in range(size):
-        yield i, (batches.rows(seam.outputs, i, i + 1), batches.rows(seam.piece.batch, i, i + 1))
-
-
-def _generator(seed: int, place: int) -> torch.Generator:
-    """A stream of its own for every (seed, place): mixed, since neighbouring seeds give related streams."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + (place + 1) * 0xBF58476D1CE4E5B9) % 2**63
-    return torch.Generator().manual_seed(mixed ^ (mixed >> 31))
+def _labels(seam: Seam, seed: int) -> list[Tensor]:
+    """Gradients at the outputs for drawn labels."""
+    return drawn(seam, seed, seam.loss.sample)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from curvlens.operators.curvature import Curvature, gauss_newton, require_problem
+from curvlens.operators.draws import drawn, signs
 from curvlens.operators.graph import Graph
 from curvlens.problem import Problem
 
@@ -28,4 +29,9 @@ def ggn(problem: Problem) -> Curvature:
         assert graph.seam is not None
         return graph.seam.curvature(t)
 
-    return gauss_newton(problem, middle, name="GGN", psd=problem.loss_function.convex)
+    def root(graph: Graph, seed: int) -> Sequence[Tensor]:
+        assert graph.seam is not None
+        return graph.seam.sqrt_curvature(drawn(graph.seam, seed, signs))
+
+    loss = problem.loss_function
+    return gauss_newton(problem, middle, name="GGN", psd=loss.convex, root=root if loss.has_sqrt_curvature else None)

@@ -73,6 +73,12 @@ class Seam:
         with keep_dtype(self._model):
             return self.flat(self.loss.curvature(self.outputs, self.piece.batch, self.tree(t)))
 
+    @torch.no_grad()
+    def sqrt_curvature(self, z: Sequence[Tensor]) -> list[Tensor]:
+        """Λ^½ z."""
+        with keep_dtype(self._model):
+            return self.flat(self.loss.sqrt_curvature(self.outputs, self.piece.batch, self.tree(z)))
+
 
 class _LossGradient(torch.autograd.Function):
     """f ↦ λ; its backward is Λ, or nothing while the seam is closed."""

@@ -1,0 +1,111 @@
+"""Orthonormal vectors in bounded memory: on the device, on the CPU or in a file, in the working dtype or a lower one.
+
+Arithmetic is float64, on slices of bounded size, whatever the vectors are stored in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.memory import available_bytes, readable
+
+SLICE = 1 << 21
+"""Entries of a slice: 16 MiB in float64."""
+
+Store = str | os.PathLike[str]
+
+
+class Basis:
+    """Rows of length n; ``store`` is ``"device"``, ``"cpu"`` or a folder for a file."""
+
+    def __init__(self, capacity: int, n: int, *, dtype: torch.dtype, device: torch.device, store: Store) -> None:
+        self.capacity, self.n, self.dtype, self.device = capacity, n, dtype, device
+        bytes_needed = capacity * n * dtype.itemsize
+        if store in ("device", "cpu"):
+            home = device if store == "device" else torch.device("cpu")
+            free = available_bytes(home)
+            if bytes_needed > free:
+                raise CurvlensError(
+                    f"A basis of {capacity} vectors needs {readable(bytes_needed)}, {readable(free)} are free on "
+                    f"{home}. Say memory='2GiB' for a smaller one, store='some/folder' for a file, or "
+                    "store_dtype=torch.bfloat16."
+                )
+            self.rows = torch.empty(capacity, n, dtype=dtype, device=home)
+        else:
+            self.rows = _in_file(Path(store), capacity, n, dtype, bytes_needed)
+
+    def __getitem__(self, j: int) -> Tensor:
+        return self.rows[j].to(self.device)
+
+    def put(self, j: int, v: Tensor) -> None:
+        """Store a vector."""
+        self.rows[j] = v.to(self.rows)
+
+    def _slices(self, rows: int) -> Iterator[slice]:
+        width = max(SLICE // max(rows, 1), 1024)
+        for start in range(0, self.n, width):
+            yield slice(start, start + width)
+
+    def dots(self, count: int, w: Tensor) -> Tensor:
+        """⟨v_i, w⟩ of the first ``count`` vectors, in float64 on the CPU."""
+        total = torch.zeros(count, dtype=torch.float64, device=self.rows.device)
+        for part in self._slices(count):
+            total += self.rows[:count, part].double() @ w[part].to(self.rows.device).double()
+        return total.cpu()
+
+    def subtract(self, coefficients: Tensor, w: Tensor) -> None:
+        """w −= Σ c_i v_i, in place."""
+        count = len(coefficients)
+        c = coefficients.to(self.rows.device, torch.float64)
+        for part in self._slices(count):
+            w[part] -= (c @ self.rows[:count, part].double()).to(w)
+
+    def rotate(self, S: Tensor) -> None:
+        """Replace the first vectors by their combinations, the columns of S (count × p)."""
+        count, p = S.shape
+        St = S.T.to(self.rows.device, torch.float64)
+        for part in self._slices(count + p):
+            self.rows[:p, part] = (St @ self.rows[:count, part].double()).to(self.rows.dtype)
+
+    def combine(self, S: Tensor, dtype: torch.dtype) -> Tensor:
+        """(n, p): the combinations themselves."""
+        count, p = S.shape
+        result = torch.empty(p, self.n, dtype=dtype, device=self.device)
+        St = S.T.to(self.rows.device, torch.float64)
+        for part in self._slices(count + p):
+            result[:, part] = (St @ self.rows[:count, part].double()).to(result)
+        return result.T
+
+
+def _in_file(folder: Path, capacity: int, n: int, dtype: torch.dtype, size: int) -> Tensor:
+    """Memory mapped to a file that has no name any more: it vanishes with the tensor, or with the process."""
+    if not folder.is_dir():
+        raise CurvlensError(f"store={str(folder)!r} is neither 'device' nor 'cpu' nor a folder that exists.")
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise CurvlensError(_full(folder, capacity, size, free))
+    handle, name = tempfile.mkstemp(prefix="curvlens-basis-", dir=folder)
+    try:
+        # Blocks are taken now: a mapped file that grows on a full disk would kill the process, not raise.
+        os.posix_fallocate(handle, 0, size)
+        return torch.from_file(name, shared=True, size=capacity * n, dtype=dtype).view(capacity, n)
+    except OSError as error:
+        raise CurvlensError(f"{_full(folder, capacity, size, free)} The system said: {error.strerror}.") from error
+    finally:
+        os.close(handle)
+        Path(name).unlink()
+
+
+def _full(folder: Path, capacity: int, size: int, free: int) -> str:
+    return (
+        f"A basis of {capacity} vectors needs {readable(size)} in {str(folder)!r}, which has {readable(free)} free. "
+        "Say memory='2GiB' for a smaller basis, or store='another/folder'."
+    )

@@ -1,0 +1,187 @@
+"""The spectral density by stochastic Lanczos quadrature, or in full where that is cheaper.
+
+A random direction v has a spectral measure Σ ⟨v, x_i⟩² δ(λ_i), whose mean over directions is the density; m Lanczos
+steps from v give its Gauss quadrature. Weights of random directions follow a Dirichlet law, whatever the operator: so
+the distribution of the error is known, and needs no estimate from few probes. (`docs/math.md`, "Spectral density")
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.linalg.basis import Basis, Store
+from curvlens.linalg.lanczos import Lanczos
+from curvlens.linalg.products import Products, Progress, warn
+from curvlens.memory import available_bytes, parse_bytes
+from curvlens.results import Density
+from curvlens.results.measure import Measure, line_area
+
+SETTLED = 1e-6
+"""A Ritz value whose residual is below this part of the norm is an eigenvalue, and drawn as an atom."""
+SIMULATIONS = 2000
+
+
+def density(
+    operator: Any,
+    *,
+    probes: int = 4,
+    steps: int = 100,
+    seed: int = 0,
+    exact: bool | None = None,
+    memory: int | float | str | None = None,
+    store: Store = "device",
+    progress: Progress | None = None,
+) -> Density:
+    """The spectral density from ``probes`` Lanczos runs of ``steps`` products, with the error of it.
+
+    With no more rows than products (or ``exact=True``) all eigenvalues are computed instead. Ctrl-C ends it with the
+    probes that are done.
+
+    >>> result = density(torch.diag(torch.tensor([0.0, 0.0, 0.0, 2.0], dtype=torch.float64)))
+    >>> result.atoms(), result.exact
+    ([(0.0, 0.75), (2.0, 0.25)], True)
+    """
+    for name, value in (("probes", probes), ("steps", steps)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise CurvlensError(f"{name}={value!r}, expected a whole number, 1 or more.")
+    products = Products(operator, symmetric=True, progress=progress, seed=seed)
+    n = products.n
+    if exact or (exact is None and n <= probes * steps):
+        return _full(products, seed)
+    steps = min(steps, n)
+    budget = available_bytes(products.device) // 4 if memory is None else parse_bytes(memory)
+    room = budget // (n * products.dtype.itemsize) - 4
+    if room < steps:
+        raise CurvlensError(
+            f"{steps} Lanczos steps on vectors of {n} numbers do not fit: memory for {max(room, 0)} is there. Raise "
+            "memory=, give fewer steps=, or keep the basis in a file with store='some/folder'."
+        )
+    products.total = products.count + probes * steps
+    basis = Basis(steps, n, dtype=products.dtype, device=products.device, store=store)
+    runs: list[tuple[Tensor, Tensor, Tensor]] = []
+    try:
+        for i in range(probes):
+            runs.append(_quadrature(products, basis, steps, seed, i))
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        warn(f"The density was interrupted after {len(runs)} of {probes} probes; its error is that of those.")
+    return _density(products, runs, seed, steps)
+
+
+def _quadrature(products: Products, basis: Basis, steps: int, seed: int, i: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, weights, and which nodes are eigenvalues, of one random direction."""
+    probes = products.probes(seed)
+    lanczos = Lanczos(products, basis, probes.direction(i), probes)
+    while lanczos.size < steps:
+        lanczos.step()
+        if lanczos.exhausted or lanczos.broke_down:
+            break
+    theta, S, residuals = lanczos.ritz()
+    return theta, S[0].square(), residuals <= SETTLED * lanczos.norm
+
+
+def _density(products: Products, runs: list[tuple[Tensor, Tensor, Tensor]], seed: int, steps: int) -> Density:
+    count = len(runs)
+    pieces = [_picture(*run) for run in runs]
+    measure = Measure(
+        torch.cat([p.lower for p in pieces]),
+        torch.cat([p.upper for p in pieces]),
+        torch.cat([p.mass for p in pieces]) / count,
+    )
+    rounding = 10 * products.eps * max(float(theta.abs().max()) for theta, _, _ in runs)
+    resolution = sum(_resolution(*run) for run in runs) / count
+    return Density(
+        nodes=torch.cat([theta for theta, _, _ in runs]),
+        weights=torch.cat([w for _, w, _ in runs]) / count,
+        probe=torch.cat([torch.full((len(run[0]),), i) for i, run in enumerate(runs)]),
+        lower=measure.lower,
+        upper=measure.upper,
+        mass=measure.mass,
+        n=products.n,
+        probes=count,
+        error=_sampling_error(measure, products.n, count, seed) + resolution + rounding,
+        products=products.count,
+        provenance=products.provenance(seed=seed, probes=count, steps=steps),
+    )
+
+
+def _picture(theta: Tensor, weights: Tensor, settled: Tensor) -> Measure:
+    """Half of an open node's mass to either side, as far as `_reach` says; a settled node is an atom."""
+    right, left = _reach(theta, weights, settled)
+    lower = torch.cat([theta, theta - left])
+    upper = torch.cat([theta + right, theta])
+    return Measure(lower, upper, torch.cat([weights, weights]) / 2)
+
+
+def _reach(theta: Tensor, weights: Tensor, settled: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the mass of each node spreads to the right and to the left.
+
+    Between two open nodes of like weight the density is smooth, and it spreads to the neighbour. A heavy node beside a
+    light one is a narrow bulk: it spreads as far as leaves the density no higher than the neighbour's.
+    """
+    gap = theta.diff() * (~settled[:-1] & ~settled[1:])
+    ratio = weights[1:] / weights[:-1].clamp(min=1e-300)
+    zero = theta.new_zeros(1)
+    right = torch.cat([gap * ratio.clamp(max=1), zero])
+    left = torch.cat([zero, gap * (1 / ratio.clamp(min=1e-300)).clamp(max=1)])
+    return right, left
+
+
+def _resolution(theta: Tensor, weights: Tensor, settled: Tensor) -> float:
+    """How far the picture may be from the measure behind the nodes: an eighth of the spread, on average."""
+    right, left = _reach(theta, weights, settled)
+    return float((weights * (right + left)).sum()) / 16
+
+
+def _sampling_error(measure: Measure, n: int, probes: int, seed: int) -> float:
+    """The 95 % quantile of ∫ |F̂ − F|: √(nN/2) (F̂ − F) is a Brownian bridge B run by F.
+
+    F̂ stands for F in it, and sees nothing of eigenvalues that all directions happened to miss: one part in nN is
+    added to the variance for them.
+    """
+    x = measure.breaks()
+    if len(x) < 2:
+        return 0.0
+    if len(x) > 1000:
+        x = x[torch.linspace(0, len(x) - 1, 1000).long()]
+    # Right of every break and left of the next one: between them F is a straight line.
+    F = torch.stack([measure.cdf(x[:-1]), measure.cdf(x[1:], before=True)], dim=1).clamp(0, 1).reshape(-1)
+    F = torch.cat([F.cummax(0).values, F.new_ones(1)])
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(SIMULATIONS, len(F) + 1, generator=generator, dtype=torch.float64)
+    walk = (noise[:, :-1] * F.diff(prepend=F.new_zeros(1)).sqrt()).cumsum(1)
+    bridge = walk - F * walk[:, -1:] + noise[:, -1:] / math.sqrt(n * probes)
+    area = (line_area(bridge[:, :-1:2], bridge[:, 1::2]) * x.diff()).sum(1)
+    return math.sqrt(2 / ((n + 2) * probes)) * float(area.quantile(0.95))
+
+
+def _full(products: Products, seed: int) -> Density:
+    """All eigenvalues, from the dense matrix."""
+    n = products.n
+    products.total = products.count + n
+    matrix = torch.empty(n, n, dtype=torch.float64)
+    for i in range(n):
+        e = torch.zeros(n, dtype=products.dtype, device=products.device)
+        e[i] = 1
+        matrix[i] = products(e).double().cpu()
+    values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
+    weights = torch.full_like(values, 1 / n)
+    return Density(
+        nodes=values,
+        weights=weights,
+        probe=torch.zeros(n, dtype=torch.long),
+        lower=values,
+        upper=values,
+        mass=weights,
+        n=n,
+        probes=0,
+        error=0.0,
+        products=products.count,
+        provenance=products.provenance(seed=seed, probes=0),
+    )

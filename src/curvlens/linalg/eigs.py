@@ -1,0 +1,287 @@
+"""Eigenvalues at the ends of a spectrum, by thick-restart Lanczos, with what is needed to trust them.
+
+One random start sees one direction of every eigenspace, so a repeated eigenvalue shows once and hides its copies. When
+the wanted values have converged, a random direction orthogonal to everything so far is injected, and the factorisation
+goes on from there: a copy that is still hidden comes up as a new value, and the search ends only when a whole such
+chain has brought nothing. Then each vector is multiplied once more, for its value and residual: what is reported is
+what the vectors that are returned have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.linalg.basis import Basis, Store
+from curvlens.linalg.lanczos import Lanczos
+from curvlens.linalg.products import Products, Progress, warn
+from curvlens.memory import available_bytes, parse_bytes, readable
+from curvlens.results import Eigs
+
+Ends = Literal["largest", "smallest", "both", "magnitude"]
+
+ROOMY = 160
+"""Basis vectors where memory is no question: restarts cost products, vectors only a pass over memory each step."""
+SMALL = 1000
+"""Up to this size the basis may span the whole space, which ends every search."""
+
+
+def eigs(
+    operator: Any,
+    k: int = 1,
+    ends: Ends = "largest",
+    *,
+    tol: float | None = None,
+    max_products: int | None = None,
+    start: Tensor | Eigs | None = None,
+    seed: int = 0,
+    memory: int | float | str | None = None,
+    store: Store = "device",
+    store_dtype: torch.dtype | None = None,
+    check_copies: bool = True,
+    progress: Progress | None = None,
+) -> Eigs:
+    """The k eigenvalues at an end of the spectrum (``"both"``: k at each), with vectors and residuals.
+
+    ``ends`` is algebraic: ``"smallest"`` are the most negative ones; ``"magnitude"`` goes by |λ|. ``tol`` bounds
+    the residuals ‖A x − λ x‖ relative to the spectral norm (1e-8 in float64, 1e-5 in float32); an isolated eigenvalue
+    is then far more accurate than that. ``start`` is a vector, or the `Eigs` of a nearby operator. ``memory`` bounds
+    the basis, which lives on the device, on the CPU or in a file in the folder ``store``, in ``store_dtype``.
+    ``check_copies=False`` saves the search for hidden copies of repeated eigenvalues, some ten products or more.
+
+    Ctrl-C, or ``max_products``, ends the search with what is there.
+
+    >>> result = eigs(torch.diag(torch.tensor([3.0, 1.0, 3.0, -2.0], dtype=torch.float64)), k=2)
+    >>> result.values
+    tensor([3.0000, 3.0000], dtype=torch.float64)
+    """
+    products = Products(operator, symmetric=True, progress=progress, seed=seed)
+    plan = _plan(products, k, ends, tol, max_products, memory, store, store_dtype)
+    basis = Basis(plan.capacity, products.n, dtype=plan.dtype, device=products.device, store=store)
+    search = _Search(products, plan, basis, _start(start, products), seed, check_copies)
+    try:
+        why = search.run()
+        interrupted = False
+    except KeyboardInterrupt:
+        if search.lanczos.size < 2:
+            raise
+        why, interrupted = f"interrupted after {products.count} products", True
+    return search.result(why, explicit=not interrupted)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What was asked for, checked, and what it will take."""
+
+    k: int
+    ends: Ends
+    count: int
+    """How many eigenvalues come back."""
+    tol: float
+    max_products: int
+    capacity: int
+    dtype: torch.dtype
+    memory: int
+
+    def wanted(self, theta: Tensor, count: int | None = None) -> Tensor:
+        """Indices of the wanted among ascending values; ``count`` of them, shared between both ends."""
+        n = len(theta)
+        count = min(self.count if count is None else count, n)
+        if self.ends == "magnitude":
+            return theta.abs().argsort(descending=True)[:count].sort().values
+        low = {"largest": 0, "smallest": count, "both": count // 2}[self.ends]
+        return torch.cat([torch.arange(low), torch.arange(n - (count - low), n)])
+
+
+def _plan(
+    products: Products,
+    k: int,
+    ends: Ends,
+    tol: float | None,
+    max_products: int | None,
+    memory: int | float | str | None,
+    store: Store,
+    store_dtype: torch.dtype | None,
+) -> _Plan:
+    n = products.n
+    if ends not in get_args(Ends):
+        raise CurvlensError(f"ends={ends!r}, expected one of {', '.join(map(repr, get_args(Ends)))}.")
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise CurvlensError(f"k={k!r}, expected how many eigenvalues, 1 or more.")
+    if k > n:
+        raise CurvlensError(f"k={k} eigenvalues asked of {products.operator!r}, which has {n}. Give k ≤ {n}.")
+    if tol is not None and not 0 < tol < 1:
+        raise CurvlensError(f"tol={tol}, expected a number between 0 and 1: a residual relative to the spectral norm.")
+    if max_products is not None and max_products < 1:
+        raise CurvlensError(f"max_products={max_products}, expected 1 or more.")
+    dtype = products.dtype if store_dtype is None else store_dtype
+    if not dtype.is_floating_point:
+        raise CurvlensError(f"store_dtype={dtype}, expected a floating-point type, as torch.bfloat16.")
+    count = min(2 * k if ends == "both" else k, n)
+    vector = n * dtype.itemsize
+    # The vectors that come back, and four in work, in the working dtype.
+    fixed = (count + 4) * n * products.dtype.itemsize
+    home = products.device if store == "device" else torch.device("cpu")
+    budget = available_bytes(home) // 4 if memory is None else parse_bytes(memory)
+    roomy = n if n <= SMALL else max(ROOMY, 3 * count)
+    capacity = min(n, roomy, (budget - fixed) // vector)
+    least = min(n, count + 8)
+    if capacity < least:
+        raise CurvlensError(
+            f"{count} eigenvectors of {n} numbers need {readable(fixed + least * vector)} at least, "
+            f"{readable(budget)} are allowed. Raise memory=, keep the basis in a file with store='some/folder', or in "
+            "store_dtype=torch.bfloat16."
+        )
+    if tol is None:
+        lowest = max(products.eps, float(torch.finfo(dtype).eps))
+        tol = 1e-8 if lowest < 1e-15 else 1e-5 if lowest < 1e-6 else 2e-2
+    limit = max(1000, 10 * capacity) if max_products is None else max_products
+    return _Plan(k, ends, count, tol, limit, capacity, dtype, fixed + capacity * vector)
+
+
+def _start(start: Tensor | Eigs | None, products: Products) -> Tensor | None:
+    """One vector to start from: the sum of those given spans all of them after as many steps."""
+    if start is None:
+        return None
+    vectors = start.vectors if isinstance(start, Eigs) else start
+    if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or vectors.shape[0] != products.n:
+        given = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else f"a {type(vectors).__name__}"
+        raise CurvlensError(f"start is {given}, expected a vector or columns of {products.n} numbers, or an Eigs.")
+    v = vectors.to(products.device, torch.float64)
+    v = v if v.ndim == 1 else v.sum(1)
+    if not bool(torch.isfinite(v).all()):
+        raise CurvlensError("start has entries that are NaN or infinite.")
+    return v.to(products.dtype)
+
+
+class _Search:
+    """The loop around the factorisation: grow, look, restart, inject, end."""
+
+    def __init__(
+        self, products: Products, plan: _Plan, basis: Basis, start: Tensor | None, seed: int, check_copies: bool
+    ) -> None:
+        self.products, self.plan, self.check_copies = products, plan, check_copies
+        self.seed = seed
+        self.lanczos = Lanczos(products, basis, start, products.probes(seed))
+        self.scale = 0.0
+        self.chain: int | None = None
+        """Where in the basis the chain of the last injected direction begins."""
+        self.chain_start = 0
+
+    def run(self) -> str:
+        """Grow the basis until the wanted values are there; how it ended."""
+        plan, lanczos = self.plan, self.lanczos
+        look = min(plan.count + 2, plan.capacity)
+        while True:
+            if self.products.count >= plan.max_products:
+                return f"stopped at max_products={plan.max_products}"
+            lanczos.step()
+            full = lanczos.size == plan.capacity
+            if not (lanczos.exhausted or full or lanczos.size >= look):
+                continue
+            theta, S, residuals = lanczos.ritz()
+            self.scale = max(self.scale, float(theta.abs().max()))
+            if lanczos.exhausted:
+                return "the basis spans the whole space"
+            pick = plan.wanted(theta)
+            there = len(theta) > plan.count and bool((residuals[pick] <= 0.5 * plan.tol * self.scale).all())
+            if there and (not self.check_copies or self._nothing_hidden(theta[pick])):
+                return "converged"
+            begin_chain = there and self.check_copies and (self.chain is None or self._chain_is_used_up(theta[pick]))
+            if full:
+                self._restart(theta, S, fresh=begin_chain)
+            elif begin_chain:
+                lanczos.inject()
+            if begin_chain:
+                self.chain, self.chain_start, self.before = lanczos.size, self.products.count, theta[pick]
+            look = lanczos.size + (4 if self.chain is not None else max(1, lanczos.size // 10))
+
+    def _nothing_hidden(self, wanted: Tensor) -> bool:
+        """Whether the chain from an injected direction has seen its end of the spectrum, and it is not wanted."""
+        if self.chain is None or not self._same(wanted):
+            return False
+        alpha = self.lanczos.T[self.chain : self.lanczos.size, self.chain : self.lanczos.size]
+        if not len(alpha):
+            return False
+        if self.lanczos.broke_down:
+            return True
+        theta, S = torch.linalg.eigh(alpha)
+        reach = self.lanczos.coupling * S[-1].abs()
+        slack = self.plan.tol * self.scale
+        spent = self.products.count - self.chain_start
+        # A chain as long as half the search before it had its chance, however slowly its end converges.
+        patient = spent >= max(10, (self.chain_start + 1) // 2)
+        if self.plan.ends == "magnitude":
+            return patient or bool((theta.abs() + reach).max() <= wanted.abs().min() + slack)
+        k = self.plan.k
+        low = self.plan.ends == "largest" or bool((theta - reach)[0] >= wanted[:k].max() - slack)
+        high = self.plan.ends == "smallest" or bool((theta + reach)[-1] <= wanted[-k:].min() + slack)
+        return patient or (low and high)
+
+    def _same(self, wanted: Tensor) -> bool:
+        return bool(((wanted - self.before).abs() <= 2 * self.plan.tol * self.scale).all())
+
+    def _chain_is_used_up(self, wanted: Tensor) -> bool:
+        """Whether the chain has brought something new, so that another one has to be sent."""
+        return not self._same(wanted)
+
+    def _restart(self, theta: Tensor, S: Tensor, *, fresh: bool) -> None:
+        """Keep the wanted and some beyond them: what lies next converges the slower the less of it is kept."""
+        room = self.plan.capacity - self.plan.count
+        keep = self.plan.wanted(theta, min(self.plan.count + max(room // 2, 1), self.plan.capacity - 3))
+        self.lanczos.restart(theta[keep], S[:, keep], fresh=fresh)
+        if self.chain is not None:
+            self.chain = self.lanczos.size
+
+    def result(self, why: str, *, explicit: bool) -> Eigs:
+        """Vectors, values, residuals: from a product with each vector, unless there was no time for it."""
+        plan, products, lanczos = self.plan, self.products, self.lanczos
+        theta, S, residuals = lanczos.ritz()
+        pick = plan.wanted(theta)
+        values, residuals, S = theta[pick], residuals[pick], S[:, pick]
+        X = lanczos.basis.combine(S, products.dtype)
+        lanczos.basis.rows = lanczos.basis.rows[:0].clone()
+        if explicit:
+            X, values, residuals = self._polish(X)
+        order = values.argsort()
+        values, residuals, X = values[order], residuals[order], X[:, order.to(X.device)]
+        scale = max(self.scale, float(values.abs().max()))
+        converged = residuals <= plan.tol * scale
+        if bool(converged.all()) or len(values) < plan.count:
+            pass
+        elif why == "converged" or why.startswith("the basis"):
+            why = f"residuals do not fall below {float(residuals.max()) / scale:.0e} of the norm: rounding of products"
+        if not bool(converged.all()):
+            warn(
+                f"{int((~converged).sum())} of {len(values)} eigenpairs did not converge to tol={plan.tol:g}: {why}. "
+                "Their residuals say how far they are."
+            )
+        return Eigs(
+            values=values,
+            vectors=X,
+            residuals=residuals,
+            converged=converged,
+            why=why,
+            tol=plan.tol,
+            norm=scale,
+            products=products.count,
+            memory=plan.memory,
+            ends=plan.ends,
+            shapes={name: list(shape) for name, shape in products.operator.columns.shapes.items()},
+            provenance=products.provenance(seed=self.seed, basis=plan.capacity, check_copies=self.check_copies),
+        )
+
+    def _polish(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Orthonormalise, multiply each vector, and take the best combinations of them."""
+        Q = torch.linalg.qr(X.double())[0] if X.dtype == torch.float64 else torch.linalg.qr(X)[0]
+        W = torch.stack([self.products(x) for x in Q.T], dim=1)
+        M = Q.T.double() @ W.double()
+        values, R = torch.linalg.eigh((M + M.T) / 2)
+        R = R.to(Q)
+        Q, W = Q @ R, W @ R
+        residuals = torch.stack([(W[:, i].double() - v * Q[:, i].double()).norm() for i, v in enumerate(values)])
+        return Q, values.cpu(), residuals.cpu()

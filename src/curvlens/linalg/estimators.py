@@ -1,0 +1,90 @@
+"""Trace, Frobenius norm and diagonal of an operator, each with its standard error."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, Unpack, overload
+
+from curvlens.errors import CurvlensError
+from curvlens.linalg.roots import all_blocks, has_roots
+from curvlens.linalg.sampling import Options, Quantity, estimate
+from curvlens.operators import Operator
+from curvlens.results import ByBlock, Estimate
+
+
+@overload
+def trace(operator: Any, samples: int | None = None, *, by: None = None, **options: Unpack[Options]) -> Estimate: ...
+@overload
+def trace(
+    operator: Any, samples: int | None = None, *, by: Literal["block"], **options: Unpack[Options]
+) -> ByBlock: ...
+def trace(
+    operator: Any, samples: int | None = None, *, by: Literal["block"] | None = None, **options: Unpack[Options]
+) -> Estimate | ByBlock:
+    """tr A, from ``samples`` products (32), or from as many as a relative accuracy takes.
+
+    ``by="block"`` gives the traces of all diagonal blocks; those of a Gauss–Newton matrix all come from the same
+    backward passes, one a sample. With as many samples as rows the result is exact. Ctrl-C ends the sampling with
+    what is there.
+
+    Options: ``rtol`` instead of ``samples``, the half-width of the 95 % interval relative to the value, and
+    ``max_samples`` to bound the search for it; ``seed``; ``memory`` for the vectors that are deflated, and ``store``,
+    ``"cpu"`` or a folder, where to keep them; ``progress(done, total)``.
+
+    >>> trace(torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)))
+    Estimate(6 (exact), 3 products)
+    """
+    return _dispatch("trace", operator, samples, by, options)
+
+
+@overload
+def frobenius(
+    operator: Any, samples: int | None = None, *, by: None = None, **options: Unpack[Options]
+) -> Estimate: ...
+@overload
+def frobenius(
+    operator: Any, samples: int | None = None, *, by: Literal["block"], **options: Unpack[Options]
+) -> ByBlock: ...
+def frobenius(
+    operator: Any, samples: int | None = None, *, by: Literal["block"] | None = None, **options: Unpack[Options]
+) -> Estimate | ByBlock:
+    """‖A‖_F; arguments and options as for `trace`.
+
+    >>> frobenius(torch.diag(torch.tensor([3.0, 4.0], dtype=torch.float64)))
+    Estimate(5 (exact), 2 products)
+    """
+    square = _dispatch("square", operator, samples, by, options)
+    if isinstance(square, Estimate):
+        return _root(square)
+    return ByBlock({name: _root(block) for name, block in square.items()}, "Frobenius norm")
+
+
+def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Options]) -> Estimate:
+    """diag A, entry by entry; ``rtol`` is that of the vector as a whole. Options as for `trace`.
+
+    >>> diagonal(torch.diag(torch.tensor([3.0, 4.0], dtype=torch.float64))).value
+    tensor([3., 4.], dtype=torch.float64)
+    """
+    return estimate("diagonal", operator, samples, **options)
+
+
+def _dispatch(
+    quantity: Quantity, operator: Any, samples: int | None, by: str | None, options: Options
+) -> Estimate | ByBlock:
+    if by is None:
+        return estimate(quantity, operator, samples, **options)
+    if by != "block":
+        raise CurvlensError(f"by={by!r}, expected 'block', or nothing for the operator as a whole.")
+    if not isinstance(operator, Operator) or operator.rows != operator.columns:
+        raise CurvlensError(f"by='block' needs a square operator of curvlens, which know their blocks: {operator!r}.")
+    if has_roots(operator):
+        return all_blocks(quantity, operator, samples, **options)
+    estimates = {name: estimate(quantity, operator[name], samples, **options) for name in operator.rows.names}
+    return ByBlock(estimates, quantity)
+
+
+def _root(square: Estimate) -> Estimate:
+    """The norm from its square; the error to first order."""
+    value = square.value.clamp(min=0).sqrt()
+    stderr = square.stderr / (2 * value.clamp(min=1e-300))
+    return dataclasses.replace(square, value=value, stderr=stderr)

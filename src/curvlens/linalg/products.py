@@ -1,0 +1,116 @@
+"""Any operator under watch: products are counted, checked, and kept from harm by operators that write to vectors."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError, CurvlensWarning
+from curvlens.linalg.probes import Probes
+from curvlens.operators import Operator, as_operator
+
+Progress = Callable[[int, int | None], None]
+"""(products done, of how many; None where that is not known)."""
+
+_HERE = str(Path(__file__).parent)
+
+
+class Products:
+    """``products(v)`` is A v in the working dtype: float64 for a float64 operator, float32 for every lower one."""
+
+    def __init__(self, operator: Any, *, symmetric: bool, progress: Progress | None = None, seed: int = 0) -> None:
+        self.operator: Operator = as_operator(operator)
+        if self.operator.shape[0] != self.operator.shape[1] or not self.operator.shape[0]:
+            raise CurvlensError(f"Expected a square operator with rows, got {self.operator!r}. A block of one is H[a].")
+        self.n = self.operator.shape[0]
+        self.dtype = torch.float64 if self.operator.dtype == torch.float64 else torch.float32
+        self.device = self.operator.device
+        self.count = 0
+        self.total: int | None = None
+        self.progress = progress
+        self._warn_precision()
+        if symmetric and not self.operator.symmetric:
+            self._check_symmetry(seed)
+
+    @property
+    def eps(self) -> float:
+        """The relative rounding error of a product, at its best."""
+        return float(torch.finfo(self.operator.dtype).eps)
+
+    def probes(self, seed: int) -> Probes:
+        """Random vectors for this operator."""
+        return Probes(self.n, seed, dtype=self.dtype, device=self.device)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """One product, checked."""
+        # Copies in and out: an operator may write to its argument, or return a buffer that it uses again.
+        given = v.to(self.operator.dtype, copy=True)
+        result = self.operator.apply(given)
+        if not isinstance(result, Tensor) or result.shape != v.shape:
+            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise CurvlensError(f"A product of {self.operator!r} with a vector of {self.n} gave {shape}.")
+        self._check_finite(result)
+        self.tick()
+        return result.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def tick(self, more: int = 1) -> None:
+        """Count work and tell of it."""
+        self.count += more
+        if self.progress is not None:
+            self.progress(self.count, self.total)
+
+    def _check_finite(self, result: Tensor) -> None:
+        finite = torch.isfinite(result)
+        if bool(finite.all()):
+            return
+        bad = (~finite).nonzero()[:, 0]
+        first = int(bad[0])
+        name = next((k for k, part in self.operator.rows.slices.items() if part.start <= first < part.stop), "?")
+        raise CurvlensError(
+            f"Product {self.count + 1} of {self.operator!r} has {len(bad)} entries that are NaN or infinite, the first "
+            f"at {first} (in {name!r}). Look at loss and parameters there; in half precision use model.float()."
+        )
+
+    def _check_symmetry(self, seed: int) -> None:
+        """⟨u, A v⟩ = ⟨v, A u⟩ for two random directions; two products."""
+        probes = self.probes(seed)
+        u, v = probes.direction(0), probes.direction(1)
+        Au, Av = self(u), self(v)
+        one, other = float(u.double() @ Av.double()), float(v.double() @ Au.double())
+        # For random unit vectors a bilinear form is of the size ‖A v‖/√n, and so is its rounding error, times eps.
+        size = (float(Au.double().norm()) + float(Av.double().norm())) / self.n**0.5
+        if abs(one - other) > self.eps**0.5 * size:
+            raise CurvlensError(
+                f"{self.operator!r} is not symmetric: ⟨u, A v⟩ = {one:.6g} and ⟨v, A u⟩ = {other:.6g} for random u, v. "
+                "Eigenvalues, densities and solutions are for symmetric operators; (A + A.T) / 2 is one."
+            )
+
+    def _warn_precision(self) -> None:
+        if self.operator.dtype == torch.float64:
+            return
+        dtype = str(self.operator.dtype).removeprefix("torch.")
+        warn(
+            f"The operator is in {dtype}: its products carry a relative error of {self.eps:.0e} or more, which no "
+            "error bar here contains. Scalars are in float64. Use model.double() for exact work."
+        )
+
+    def provenance(self, **more: Any) -> dict[str, Any]:
+        """Where a result comes from."""
+        versions = {name: version(name) for name in ("curvlens", "torch", "numpy", "scipy")}
+        versions["python"] = ".".join(map(str, sys.version_info[:3]))
+        return {**self.operator.provenance(), **more, "versions": versions}
+
+
+def warn(text: str) -> None:
+    """A warning at the line of the user, who called into this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, CurvlensWarning, stacklevel=level - 1)

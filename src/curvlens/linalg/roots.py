@@ -1,0 +1,141 @@
+"""All diagonal blocks of a Gauss–Newton matrix from the same backward passes.
+
+With a square root Λ^½ of the loss curvature and random signs z at the outputs, u = Jᵀ Λ^½ z has E u uᵀ = G. One
+backward pass gives u, and with it for every block b at once (`docs/math.md`, "All blocks of G at once")
+
+- tr G_bb = E ‖u_b‖², with the variance of a Hutchinson estimate of that block alone,
+- ‖G_bb‖²_F = E ⟨u_b, u'_b⟩² for independent u, u', from all pairs of a group of samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import scipy.stats
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.linalg.basis import Store
+from curvlens.linalg.products import Products, Progress, warn
+from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, effort
+from curvlens.memory import available_bytes, parse_bytes, readable
+from curvlens.operators import Operator
+from curvlens.operators.curvature import GaussNewton
+from curvlens.results import ByBlock, Estimate
+
+NAMES: dict[Quantity, str] = {"trace": "trace", "square": "Frobenius norm", "diagonal": "diagonal"}
+
+
+def has_roots(operator: Operator) -> bool:
+    """Whether the operator can be sampled as E u uᵀ."""
+    return isinstance(operator, GaussNewton) and operator.has_roots
+
+
+def all_blocks(
+    quantity: Quantity,
+    operator: Operator,
+    samples: int | None = None,
+    *,
+    rtol: float | None = None,
+    max_samples: int | None = None,
+    seed: int = 0,
+    memory: int | float | str | None = None,
+    store: Store = "device",
+    progress: Progress | None = None,
+) -> ByBlock:
+    """Trace, or squared Frobenius norm, of every block; the samples stay on the device, whatever ``store`` says."""
+    plan = effort(samples, rtol, max_samples)
+    assert isinstance(operator, GaussNewton)
+    products = Products(operator, symmetric=False, progress=progress)
+    products.probes(seed)  # checks the seed
+    products.total = plan.samples if plan.rtol is None else None
+    budget = available_bytes(operator.device) // 4 if memory is None else parse_bytes(memory)
+    group = min(budget // (operator.rows.size * operator.dtype.itemsize), plan.samples)
+    if group < 2:
+        raise CurvlensError(
+            f"Two samples of {operator.rows.size} numbers need {readable(2 * operator.rows.size * 8)}, allowed are "
+            f"{readable(budget)}. Raise memory=."
+        )
+    groups: list[Tensor] = []
+    note = ""
+    try:
+        for gram in _groups(products, operator, plan, seed, group):
+            groups.append(gram)
+            if plan.rtol is not None and sum(g.shape[1] for g in groups) >= FEWEST:
+                value, stderr, dof = _statistics(quantity, groups)
+                if _close_enough(quantity, value, stderr, dof, plan.rtol):
+                    break
+        else:
+            if plan.rtol is not None:
+                note = f"rtol={plan.rtol:g} not reached after {plan.samples} samples"
+                warn(f"The {NAMES[quantity]} by block: {note}. The standard errors say what was reached.")
+    except KeyboardInterrupt:
+        if not groups:
+            raise
+        note = f"interrupted after {products.count} samples"
+        warn(f"The {NAMES[quantity]} by block was {note}; the errors are those of what was done.")
+    value, stderr, dof = _statistics(quantity, groups)
+    provenance = products.provenance(quantity=quantity, seed=seed, sampled=int(dof) + 1, by="roots")
+    return ByBlock(
+        {
+            name: Estimate(value[i], stderr[i], products.count, float(dof), note, provenance)
+            for i, name in enumerate(operator.rows.names)
+        },
+        NAMES[quantity],
+    )
+
+
+def _groups(products: Products, operator: GaussNewton, plan: Effort, seed: int, group: int) -> Iterator[Tensor]:
+    """Gram matrices (blocks, g, g) of groups of samples, each group a fresh one."""
+    done = 0
+    # Towards rtol, groups grow with what was done: few looks, and little beyond what is needed.
+    size = min(group, plan.samples if plan.rtol is None else FEWEST)
+    while done < plan.samples:
+        size = min(size, plan.samples - done)
+        if plan.samples - done - size == 1:  # a single sample makes no pair
+            size -= 1 if size > 2 else -1
+        U = operator.roots([seed * 1_000_003 + done + i for i in range(size)], _in_samples(products, size))
+        yield torch.stack([U[:, part].double() @ U[:, part].double().T for part in operator.rows.slices.values()]).cpu()
+        done += size
+        products.tick(done - products.count)
+        if plan.rtol is not None:
+            size = min(group, max(FEWEST, math.ceil(0.3 * done)))
+
+
+def _in_samples(products: Products, size: int) -> Progress:
+    """Backward passes over all pieces of the data, told as samples."""
+    start = products.count
+
+    def told(done: int, total: int | None) -> None:
+        products.tick(start + (size * done // total if total else 0) - products.count)
+
+    return told
+
+
+def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tensor, int]:
+    """Value and standard error for each block, and the degrees of freedom."""
+    count = sum(g.shape[1] for g in groups)
+    if quantity == "trace":
+        x = torch.cat([g.diagonal(dim1=1, dim2=2) for g in groups], dim=1)
+        return x.mean(1), x.std(1) / math.sqrt(count), count - 1
+    pairs = sum(g.shape[1] * (g.shape[1] - 1) // 2 for g in groups)
+    # What every sample adds to the sum over pairs, and in how many pairs it is.
+    own = torch.cat([g.square().sum(2) - g.diagonal(dim1=1, dim2=2).square() for g in groups], dim=1)
+    partners = torch.cat([torch.full((g.shape[1],), g.shape[1] - 1, dtype=torch.float64) for g in groups])
+    total = own.sum(1, keepdim=True) / 2
+    value = total[:, 0] / pairs
+    if pairs <= int(partners.max()):
+        return value, torch.full_like(value, math.inf), 1
+    without = (total - own) / (pairs - partners)
+    spread = (without - without.mean(1, keepdim=True)).square().sum(1)
+    return value, (spread * (count - 1) / count).sqrt(), count - 1
+
+
+def _close_enough(quantity: Quantity, value: Tensor, stderr: Tensor, dof: int, rtol: float) -> bool:
+    """Every block that is more than rounding beside the others."""
+    t = float(scipy.stats.t.ppf((1 + LEVEL) / 2, dof))
+    factor = 2.0 if quantity == "square" else 1.0
+    floor = 1e-12 * float(value.max())
+    return bool((stderr * t <= factor * rtol * value).where(value > floor, True).all())

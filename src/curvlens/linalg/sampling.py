@@ -1,0 +1,213 @@
+"""One number, or one for each parameter, as an exact part plus the mean of samples, with the error of the mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import scipy.stats
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.linalg.basis import Basis, Store
+from curvlens.linalg.deflation import Deflation, Outlook, deflate
+from curvlens.linalg.probes import Probes
+from curvlens.linalg.products import Products, Progress, warn
+from curvlens.memory import available_bytes, parse_bytes
+from curvlens.results import Estimate
+
+Quantity = Literal["trace", "square", "diagonal"]
+
+SAMPLES = 32
+FEWEST = 6
+"""Samples below which a standard error means little."""
+LEVEL = 0.95
+"""The confidence at which ``rtol`` is to hold."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to sample: to a number of products, or to a relative accuracy."""
+
+    samples: int
+    rtol: float | None
+
+
+def effort(samples: int | None, rtol: float | None, max_samples: int | None) -> Effort:
+    """What the user asked for, checked."""
+    if samples is not None and rtol is not None:
+        raise CurvlensError("Give samples= or rtol=, not both; max_samples= bounds a search for rtol.")
+    for name, value in (("samples", samples), ("max_samples", max_samples)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 2):
+            raise CurvlensError(f"{name}={value!r}, expected a whole number of products, 2 or more.")
+    if rtol is None:
+        return Effort(SAMPLES if samples is None else samples, None)
+    if not 0 < rtol < 1:
+        raise CurvlensError(f"rtol={rtol}, expected a number between 0 and 1, as 0.01 for one percent.")
+    return Effort(10_000 if max_samples is None else max_samples, rtol)
+
+
+class Options(TypedDict, total=False):
+    """What all estimators take: see `curvlens.trace`."""
+
+    rtol: float | None
+    max_samples: int | None
+    seed: int
+    memory: int | float | str | None
+    store: Store
+    progress: Progress | None
+
+
+def estimate(
+    quantity: Quantity,
+    operator: Any,
+    samples: int | None = None,
+    *,
+    rtol: float | None = None,
+    max_samples: int | None = None,
+    seed: int = 0,
+    memory: int | float | str | None = None,
+    store: Store = "device",
+    progress: Progress | None = None,
+) -> Estimate:
+    """The sum over a small exact part and the mean of samples of the rest."""
+    plan = effort(samples, rtol, max_samples)
+    products = Products(operator, symmetric=False, progress=progress)
+    n = products.n
+    probes = products.probes(seed)
+    products.total = min(plan.samples, n) if plan.rtol is None else None
+    if n <= plan.samples and (plan.rtol is None or n <= 2 * FEWEST):
+        return _exact(quantity, products)
+    budget = available_bytes(products.device) // 4 if memory is None else parse_bytes(memory)
+    room = max(budget // (n * products.dtype.itemsize) - 4, 0)
+    # At most half of the products go into the exact part.
+    most = min(max(plan.samples // 2, 1), n, 256, room)
+    basis = Basis(most, n, dtype=products.dtype, device=products.device, store=store)
+
+    def samples_left(spent: int, outlook: Outlook) -> float:
+        if plan.rtol is None:
+            return plan.samples - spent
+        # The variance of one sample, and the error that is allowed.
+        variance, target = {
+            "trace": (2 * outlook.rest, abs(outlook.trace)),
+            "square": (2 * outlook.rest * outlook.edge, 2 * outlook.square),
+            "diagonal": (outlook.rest, abs(outlook.trace) / math.sqrt(n)),
+        }[quantity]
+        return min(variance * (1.96 / max(plan.rtol * target, 1e-150)) ** 2, n - spent)
+
+    parts = deflate(products, basis, probes, samples_left, diagonal=quantity == "diagonal")
+    run = _Run(quantity, products, parts, probes)
+    note = ""
+    try:
+        note = run.go(plan)
+    except KeyboardInterrupt:
+        if run.count < 2:
+            raise
+        note = f"interrupted after {products.count} products"
+        warn(f"The {quantity} was {note}; the error is that of what was done.")
+    if note == "exact":
+        return _exact(quantity, products)
+    value, stderr = run.value()
+    return Estimate(
+        value=value,
+        stderr=stderr,
+        samples=products.count,
+        dof=run.count - 1 if run.count else math.inf,
+        note=note,
+        provenance=products.provenance(quantity=quantity, seed=seed, deflated=parts.size, sampled=run.count),
+    )
+
+
+class _Run:
+    """Mean and spread of the samples, by Welford's update in float64."""
+
+    def __init__(self, quantity: Quantity, products: Products, parts: Deflation, probes: Probes) -> None:
+        self.quantity, self.products, self.parts = quantity, products, parts
+        self._probes = probes
+        self.count = 0
+        shape = (products.n,) if quantity == "diagonal" else ()
+        home = products.device if quantity == "diagonal" else torch.device("cpu")
+        self._mean = torch.zeros(shape, dtype=torch.float64, device=home)
+        self._spread = torch.zeros(shape, dtype=torch.float64, device=home)
+
+    def go(self, plan: Effort) -> str:
+        """Sample until it is enough; a note where it was not."""
+        if self.parts.everything:
+            return ""
+        check = FEWEST
+        while True:
+            if self.products.count >= plan.samples:
+                if plan.rtol is None:
+                    return ""
+                note = f"rtol={plan.rtol:g} not reached after {self.products.count} products"
+                warn(f"The {self.quantity}: {note}. Its standard error says what was reached.")
+                return note
+            self.sample()
+            if plan.rtol is not None and self.count >= check:
+                if self.close_enough(plan.rtol):
+                    return ""
+                if self.products.count >= self.products.n:
+                    return "exact"
+                check = math.ceil(1.3 * self.count)
+
+    def sample(self) -> None:
+        """One product."""
+        z = self._probes.signs(self.count)
+        y = self.parts.project(z.clone())
+        w = self.products(y).double()
+        if self.quantity == "trace":
+            x = (y.double() @ w).cpu()
+        elif self.quantity == "square":
+            x = (w @ w).cpu()
+        else:
+            x = z.double() * w
+        self.count += 1
+        step = x - self._mean
+        self._mean += step / self.count
+        self._spread += step * (x - self._mean)
+
+    def value(self) -> tuple[Tensor, Tensor]:
+        """The estimate and its standard error."""
+        exact = {"trace": self.parts.trace, "square": self.parts.square, "diagonal": self.parts.diagonal}[self.quantity]
+        assert exact is not None
+        value = self._mean + exact
+        if self.count < 2:
+            return value, torch.zeros_like(value)
+        stderr = (self._spread / (self.count - 1) / self.count).sqrt()
+        if not value.ndim:
+            stderr = stderr.clamp(min=self.products.eps * float(value.abs()))  # rounding, where nothing else varies
+        return value, stderr
+
+    def close_enough(self, rtol: float) -> bool:
+        """Whether the interval is as short as asked for; for the diagonal as a whole, in the Euclidean norm."""
+        value, stderr = self.value()
+        t = float(scipy.stats.t.ppf((1 + LEVEL) / 2, self.count - 1))
+        factor = 2.0 if self.quantity == "square" else 1.0  # a square is known half as well as its root
+        return float(stderr.norm()) * t <= factor * rtol * float(value.norm())
+
+
+def _exact(quantity: Quantity, products: Products) -> Estimate:
+    """Column by column: fewer products than asked for."""
+    start = products.count
+    products.total = start + products.n
+    diagonal = torch.zeros(products.n, dtype=torch.float64, device=products.device)
+    square = 0.0
+    for i in range(products.n):
+        e = torch.zeros(products.n, dtype=products.dtype, device=products.device)
+        e[i] = 1
+        w = products(e)
+        diagonal[i] = w[i].double()
+        square += float(w.double().square().sum())
+    value = {
+        "trace": diagonal.sum().cpu(),
+        "square": torch.tensor(square, dtype=torch.float64),
+        "diagonal": diagonal,
+    }[quantity]
+    return Estimate(
+        value=value,
+        stderr=torch.zeros_like(value),
+        samples=products.count,
+        provenance=products.provenance(quantity=quantity),
+    )

@@ -1,0 +1,174 @@
+"""Linear systems (A + damping) x = b: conjugate gradients where A is positive semidefinite, else MINRES.
+
+Scalars are in float64. The residual that is reported comes from a product with the solution, not from the recurrence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.linalg.products import Products, Progress, warn
+from curvlens.results import Solution
+
+Method = Literal["cg", "minres"]
+Product = Callable[[Tensor], Tensor]
+
+
+def solve(
+    operator: Any,
+    b: Any,
+    *,
+    damping: float = 0.0,
+    rtol: float | None = None,
+    max_products: int | None = None,
+    method: Method | None = None,
+    start: Any = None,
+    progress: Progress | None = None,
+) -> Solution:
+    """x with ‖b − (A + damping) x‖ ≤ rtol ‖b‖ (1e-8 in float64, 1e-4 in float32).
+
+    b is a flat vector, an array or a dict by parameter name, and ``.x`` is the same kind. ``method`` is ``"cg"`` for
+    an operator that is tagged positive semidefinite, and ``"minres"``, which takes indefinite ones, for all others.
+    Ctrl-C, or ``max_products``, ends it with what is there.
+
+    >>> solve(torch.diag(torch.tensor([2.0, -4.0], dtype=torch.float64)), torch.tensor([1.0, 1.0])).x
+    tensor([ 0.5000, -0.2500], dtype=torch.float64)
+    """
+    products = Products(operator, symmetric=True, progress=progress)
+    if rtol is not None and not 0 < rtol < 1:
+        raise CurvlensError(f"rtol={rtol}, expected a number between 0 and 1.")
+    if not math.isfinite(damping):
+        raise CurvlensError(f"damping={damping}, expected a finite number.")
+    if method not in ("cg", "minres", None):
+        raise CurvlensError(f"method={method!r}, expected 'cg' or 'minres'.")
+    if max_products is not None and max_products < 1:
+        raise CurvlensError(f"max_products={max_products}, expected 1 or more.")
+    if rtol is None:
+        rtol = {torch.float64: 1e-8, torch.float32: 1e-4}.get(products.operator.dtype, 5e-2)
+    limit = max_products or max(1000, min(10 * products.n, 10_000))
+    method = method or ("cg" if products.operator.psd and damping >= 0 else "minres")
+    rhs = _vector(products, b, "b")
+    x = torch.zeros_like(rhs) if start is None else _vector(products, start, "start")
+
+    def product(v: Tensor) -> Tensor:
+        return products(v) + damping * v
+
+    size, why, history = _norm(rhs), "converged", []
+    if size:
+        r = rhs if start is None else rhs - product(x)
+        steps = _conjugate_gradients(product, x, r) if method == "cg" else _minres(product, x, r)
+        try:
+            for residual in steps:
+                history.append(residual / size)
+                if history[-1] <= 0.9 * rtol:
+                    break
+                if products.count >= limit - 1:
+                    why = f"stopped at max_products={limit}"
+                    break
+            else:
+                why = "the residual cannot fall further: b has a part that A + damping does not reach"
+        except KeyboardInterrupt:
+            why = f"interrupted after {products.count} products"
+        except _NegativeCurvatureError:
+            why = "A + damping has negative curvature, which cg cannot take: use method='minres' or more damping"
+    x = x if size else torch.zeros_like(x)
+    residual = _norm(rhs - product(x)) / size if size else 0.0
+    converged = residual <= rtol
+    if not converged:
+        if why == "converged":
+            why = f"rounding of products: the recurrence said {history[-1]:.0e}"
+        warn(f"The system was solved to a residual of {residual:.1e}, asked for was rtol={rtol:g}: {why}.")
+    return Solution(
+        x=_like(products, x, b),
+        residual=residual,
+        converged=converged,
+        why=why,
+        products=products.count,
+        method=method,
+        damping=float(damping),
+        history=history,
+        provenance=products.provenance(rtol=rtol),
+    )
+
+
+class _NegativeCurvatureError(Exception):
+    """pᵀ A p ≤ 0."""
+
+
+def _conjugate_gradients(product: Product, x: Tensor, r: Tensor) -> Iterator[float]:
+    """Hestenes and Stiefel; x changes in place, and the norm of the residual comes out after each step."""
+    r, p = r.clone(), r.clone()
+    square = _dot(r, r)
+    yield math.sqrt(square)
+    while square > 0:
+        Ap = product(p)
+        curvature = _dot(p, Ap)
+        if curvature <= 0:
+            raise _NegativeCurvatureError
+        step = square / curvature
+        x += step * p
+        r -= step * Ap
+        square, before = _dot(r, r), square
+        yield math.sqrt(square)
+        p = r + (square / before) * p
+
+
+def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[float]:
+    """The smallest residual over the Krylov space: directions p whose images s = A p are orthonormal."""
+    r = r.clone()
+    residual = _norm(r)
+    yield residual
+    p = r / residual
+    s = product(p)
+    older: list[tuple[Tensor, Tensor]] = []
+    tiny = 10 * float(torch.finfo(r.dtype).eps)
+    while True:
+        before = _norm(s)
+        for p_old, s_old in older:
+            overlap = _dot(s, s_old)
+            p, s = p - overlap * p_old, s - overlap * s_old
+        size = _norm(s)
+        if size <= tiny * before or not size:
+            return
+        p, s = p / size, s / size
+        step = _dot(r, s)
+        x += step * p
+        r -= step * s
+        residual = _norm(r)
+        yield residual
+        older = [*older[-1:], (p, s)]
+        p, s = s, product(s)
+
+
+def _dot(u: Tensor, v: Tensor) -> float:
+    return float(u.double() @ v.double())
+
+
+def _norm(u: Tensor) -> float:
+    return float(u.double().norm())
+
+
+def _vector(products: Products, b: Any, name: str) -> Tensor:
+    """A right-hand side of any kind as a flat vector in the working dtype."""
+    if isinstance(b, Mapping):
+        v = products.operator.columns.flatten(b, dtype=products.dtype, device=products.device)
+    else:
+        v = torch.as_tensor(b).detach().to(device=products.device, dtype=products.dtype, copy=True)
+    if v.shape != (products.n,):
+        raise CurvlensError(f"{name} has shape {tuple(v.shape)}, expected a vector of {products.n} numbers.")
+    if not bool(torch.isfinite(v).all()):
+        raise CurvlensError(f"{name} has entries that are NaN or infinite.")
+    return v
+
+
+def _like(products: Products, x: Tensor, b: Any) -> Any:
+    if isinstance(b, Mapping):
+        return products.operator.columns.unflatten(x)
+    return x.cpu().numpy() if isinstance(b, np.ndarray) else x

@@ -1,0 +1,49 @@
+"""Random tensors at the outputs: every sample of the data has a stream of its own, however the data is batched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens import batches
+from curvlens.operators.graph import Seam
+
+Draw = Callable[[Any, Any, torch.Generator], Any]
+"""(outputs, batch, generator) → a tree like the outputs."""
+
+
+def drawn(seam: Seam, seed: int, draw: Draw) -> list[Tensor]:
+    """The floating-point tensors of ``draw``, called sample by sample where outputs and batch can be cut."""
+    size = seam.piece.size
+    if size is None or batches.batch_size(seam.outputs) != size:
+        draws = [draw(seam.outputs, seam.piece.batch, _generator(seed, seam.piece.offset))]
+    else:
+        draws = [
+            draw(
+                batches.rows(seam.outputs, i, i + 1),
+                batches.rows(seam.piece.batch, i, i + 1),
+                _generator(seed, seam.piece.offset + i),
+            )
+            for i in range(size)
+        ]
+    return [torch.cat(parts) for parts in zip(*(seam.flat(tree) for tree in draws), strict=True)]
+
+
+def signs(outputs: Any, batch: Any, generator: torch.Generator) -> Any:
+    """±1 in the place of every floating-point number; the same on every device and in every dtype."""
+
+    def sign(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        return (torch.randint(2, x.shape, generator=generator, dtype=torch.int8) * 2 - 1).to(x)
+
+    return batches.map_tensors(sign, outputs)
+
+
+def _generator(seed: int, place: int) -> torch.Generator:
+    """A stream of its own for every (seed, place): mixed, since neighbouring seeds give related streams."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + (place + 1) * 0xBF58476D1CE4E5B9) % 2**63
+    return torch.Generator().manual_seed(mixed ^ (mixed >> 31))

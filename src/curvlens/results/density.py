@@ -1,0 +1,206 @@
+"""A spectral density: where the eigenvalues are, as a share of all of them."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.results.base import Provenance, Result
+from curvlens.results.estimate import Estimate
+from curvlens.results.measure import Measure, wasserstein
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Density(Result):
+    """The spectral measure μ = (1/n) Σ δ(λ_i): total mass 1, atoms where eigenvalues are repeated or stand alone.
+
+    Each probe gives nodes and weights, whose sums Σ w f(λ) are exact for polynomials (moments, traces of functions).
+    ``lower``, ``upper`` and ``mass`` are the picture of it: a node that is an eigenvalue is an atom, the mass of the
+    others is spread evenly to their neighbours.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+    probe: Tensor
+    """Which probe a node belongs to."""
+    lower: Tensor
+    upper: Tensor
+    mass: Tensor
+    n: int
+    """The number of eigenvalues."""
+    probes: int
+    """0 if the spectrum was computed in full."""
+    error: float
+    """The 1-Wasserstein distance to the true measure is below this with 95 % confidence."""
+    products: int
+    provenance: Provenance = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the spectrum was computed in full."""
+        return self.probes == 0
+
+    @property
+    def measure(self) -> Measure:
+        """The picture as a measure."""
+        return Measure(self.lower, self.upper, self.mass)
+
+    def atoms(self, tolerance: float = 1e-6) -> list[tuple[float, float]]:
+        """(value, mass) of eigenvalues that stand alone or are repeated, ascending; nearer than ``tolerance`` of the
+        largest is one. n times the mass estimates the multiplicity."""
+        is_atom = self.lower == self.upper
+        values, order = self.lower[is_atom].sort()
+        masses = self.mass[is_atom][order]
+        if not len(values):
+            return []
+        gap = tolerance * float(self.nodes.abs().max())
+        group = torch.cat([torch.zeros(1, dtype=torch.long), (values.diff() > gap).cumsum(0)])
+        total = torch.zeros(int(group[-1]) + 1, dtype=torch.float64).index_add_(0, group, masses)
+        center = torch.zeros_like(total).index_add_(0, group, masses * values) / total.clamp(min=1e-300)
+        return list(zip(center.tolist(), total.tolist(), strict=True))
+
+    def cdf(self, x: Tensor) -> Tensor:
+        """The share of eigenvalues up to x."""
+        return self.measure.cdf(torch.as_tensor(x, dtype=torch.float64)).clamp(0, 1)
+
+    def band(self, x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """A pointwise confidence band of `cdf`, from the known law of random directions."""
+        from scipy.stats import norm
+
+        F = self.cdf(x)
+        if self.exact:
+            return F, F
+        spread = (2 * F * (1 - F) / ((self.n + 2) * self.probes)).clamp(min=0).sqrt()
+        half = float(norm.ppf((1 + level) / 2)) * spread
+        return (F - half).clamp(min=0), (F + half).clamp(max=1)
+
+    def curve(self, points: int = 200, width: float | None = None) -> tuple[Tensor, Tensor]:
+        """(x, density at x), smoothed by a Gaussian of standard deviation ``width`` (1/100 of the range)."""
+        span = self._span()
+        width = span / 100 if width is None else width
+        if not width > 0:
+            raise CurvlensError(f"width={width}, expected a positive number.")
+        ends = float(self.lower.min()) - 3 * width, float(self.upper.max()) + 3 * width
+        x = torch.linspace(*ends, points, dtype=torch.float64)
+        edges = torch.stack([self.lower, self.upper])
+        flat = (edges[1] - edges[0]) > 1e-9 * span
+        z = (x[:, None, None] - edges) / width
+        atoms = torch.exp(-z[:, 0].square() / 2) / (width * math.sqrt(2 * math.pi))
+        ramps = (torch.special.ndtr(z[:, 0]) - torch.special.ndtr(z[:, 1])) / (edges[1] - edges[0]).clamp(min=1e-300)
+        return x, torch.where(flat, ramps, atoms) @ self.mass
+
+    def _span(self) -> float:
+        span = float(self.upper.max() - self.lower.min())
+        size = max(float(self.nodes.abs().max()), 1e-300)
+        return span if span > 1e-9 * size else size
+
+    # Numbers
+
+    def function(self, f: Callable[[Tensor], Tensor]) -> Estimate:
+        """(1/n) tr f(A) = Σ w f(λ): exact for polynomials of a degree below twice the steps."""
+        values = f(self.nodes)
+        if not isinstance(values, Tensor) or values.shape != self.nodes.shape:
+            raise CurvlensError("f has to map a tensor of eigenvalues to a tensor of the same shape, entry by entry.")
+        if not bool(torch.isfinite(values).all()):
+            bad = self.nodes[~torch.isfinite(values)]
+            raise CurvlensError(f"f is not finite at {len(bad)} of the eigenvalues, the first {float(bad[0]):g}.")
+        if self.exact:
+            value = (self.weights * values).sum()
+            return Estimate(value, torch.zeros_like(value), self.products, provenance=self.provenance)
+        return self._over_probes(self._by_probe(values))
+
+    def _by_probe(self, values: Tensor) -> Tensor:
+        sums = torch.zeros(self.probes, dtype=torch.float64).index_add_(0, self.probe, self.weights * values)
+        return sums * self.probes
+
+    def _over_probes(self, x: Tensor) -> Estimate:
+        if self.probes == 1:
+            stderr, dof = torch.tensor(math.inf, dtype=torch.float64), 1.0
+        else:
+            stderr, dof = x.std() / math.sqrt(self.probes), float(self.probes - 1)
+        return Estimate(x.mean(), stderr, self.products, dof, provenance=self.provenance)
+
+    def moment(self, power: int) -> Estimate:
+        """(1/n) Σ λ^power."""
+        if not isinstance(power, int) or power < 0:
+            raise CurvlensError(f"power={power!r}, expected a whole number, 0 or more.")
+        return self.function(lambda x: x**power)
+
+    def negative_mass(self) -> Estimate:
+        """The share of negative eigenvalues, by weight of the nodes below zero beyond rounding."""
+        floor = -1e-10 * float(self.nodes.abs().max())
+        return self.function(lambda x: (x < floor).double())
+
+    def logdet(self, damping: float) -> Estimate:
+        """log det (A + damping), for a damping that makes it positive."""
+        lowest = float(self.nodes.min())
+        if not lowest + damping > 0:
+            raise CurvlensError(
+                f"A + {damping:g} is not positive: its smallest eigenvalue seen is {lowest + damping:.3g}. "
+                f"Give a damping above {-lowest:.3g}."
+            )
+        mean = self.function(lambda x: (x + damping).log())
+        return Estimate(mean.value * self.n, mean.stderr * self.n, self.products, mean.dof, provenance=self.provenance)
+
+    def effective_rank(self) -> Estimate:
+        """(tr A)² / ‖A‖²_F: how many equal eigenvalues would have this trace and norm."""
+        if self.exact:
+            value = self.n * self.moment(1).value ** 2 / self.moment(2).value
+            return Estimate(value, torch.zeros_like(value), self.products, provenance=self.provenance)
+        first, second = self._by_probe(self.nodes), self._by_probe(self.nodes.square())
+        value = self.n * first.mean() ** 2 / second.mean()
+        if self.probes < 3:
+            spread = self._over_probes(first[:1]).stderr * math.inf
+            return Estimate(value, spread, self.products, 1.0, provenance=self.provenance)
+        count = self.probes
+        left = (first.sum() - first) / (count - 1), (second.sum() - second) / (count - 1)
+        each = self.n * left[0] ** 2 / left[1]
+        stderr = ((each - each.mean()).square().sum() * (count - 1) / count).sqrt()
+        return Estimate(value, stderr, self.products, float(count - 1), provenance=self.provenance)
+
+    def distance(self, other: Density | Tensor | np.ndarray) -> float:
+        """The 1-Wasserstein distance to another density, or to a list of eigenvalues: ∫ |F − G| dx."""
+        if not isinstance(other, Density):
+            values = torch.as_tensor(other, dtype=torch.float64).reshape(-1)
+            if not len(values):
+                raise CurvlensError("An empty list of eigenvalues has no distance to a density.")
+            return wasserstein(self.measure, Measure(values, values, torch.full_like(values, 1 / len(values))))
+        return wasserstein(self.measure, other.measure)
+
+    # For people
+
+    def __repr__(self) -> str:
+        how = "in full" if self.exact else f"from {self.probes} probes, Wasserstein error {self.error:.2g}"
+        low, high = float(self.nodes.min()), float(self.nodes.max())
+        return f"Density({self.n} eigenvalues in [{low:.4g}, {high:.4g}], {how}, {self.products} products)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text())}</pre>"
+
+    def text(self, width: int = 72, height: int = 12) -> str:
+        """A drawing for the terminal: the share of eigenvalues in each bin, on a logarithmic scale."""
+        low, high = float(self.lower.min()), float(self.upper.max())
+        pad = 0.02 * self._span()
+        edges = torch.linspace(low - pad, high + pad, width + 1, dtype=torch.float64)
+        shares = self.cdf(edges).diff().clamp(min=0)
+        floor = 0.5 / self.n
+        levels = torch.where(shares > floor, (shares / floor).log() / math.log(1 / floor) if floor < 1 else shares, 0.0)
+        steps = (levels * height * 8).round().long()
+        rows = []
+        for row in range(height - 1, -1, -1):
+            cells = (steps - 8 * row).clamp(0, 8).tolist()
+            rows.append("".join(" ▁▂▃▄▅▆▇█"[cell] for cell in cells).rstrip())
+        left, right = f"{low:.4g}", f"{high:.4g}"
+        marks = [left, " " * max(width - len(left) - len(right), 1), right]
+        zero = int((0 - float(edges[0])) / float(edges[-1] - edges[0]) * width)
+        line = ["─"] * width
+        if 0 <= zero < width:
+            line[zero] = "┴"
+        return "\n".join([*rows, "".join(line), "".join(marks)])

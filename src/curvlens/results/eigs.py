@@ -1,0 +1,78 @@
+"""Eigenvalues with their vectors and residuals."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.results.base import Provenance, Result
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Eigs(Result):
+    """Eigenpairs, ascending, repeated values with their multiplicity.
+
+    An eigenvalue of the operator lies within ``residuals[i]`` of ``values[i]``: this is a theorem, not an estimate.
+    """
+
+    values: Tensor
+    """(k,), ascending."""
+    vectors: Tensor
+    """(n, k), orthonormal columns."""
+    residuals: Tensor
+    """‖A x − λ x‖, from a product with each returned vector."""
+    converged: Tensor
+    """(k,), whether the residual is below ``tol`` times ``norm``."""
+    why: str
+    """How it ended."""
+    tol: float
+    norm: float
+    """The largest |eigenvalue| seen: what ``tol`` is relative to."""
+    products: int
+    memory: int
+    """Bytes announced for the basis and the vectors, beside what a product of the operator needs."""
+    ends: str = "largest"
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    """The parameters that the vectors run over."""
+    provenance: Provenance = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def mass(self) -> dict[str, Tensor]:
+        """The share of each parameter in each eigenvector, ‖x_b‖²: shares of a vector sum to 1."""
+        squares, start, result = self.vectors.double().square(), 0, {}
+        for name, shape in self.shapes.items():
+            stop = start + int(torch.Size(shape).numel())
+            result[name] = squares[start:stop].sum(0).cpu()
+            start = stop
+        return result
+
+    def gaps(self) -> Tensor:
+        """Differences of neighbours, λ_{i+1} − λ_i; with both ends, the one in the middle is no gap of the spectrum."""
+        return self.values.diff()
+
+    def condition(self) -> float:
+        """max |λ| / min |λ| on the span of the returned vectors, and on nothing else."""
+        sizes = self.values.abs()
+        if not len(sizes) or not float(sizes.min()):
+            raise CurvlensError("An eigenvalue is 0, or none was computed: there is no condition number on this span.")
+        return float(sizes.max() / sizes.min())
+
+    def __repr__(self) -> str:
+        done = int(self.converged.sum())
+        head = f"Eigs({self.ends}, {done} of {len(self)} converged after {self.products} products: {self.why})"
+        rows = [
+            f"  {value: .10g}  residual {residual:.1e}{'' if ok else '  not converged'}"
+            for value, residual, ok in zip(
+                self.values.tolist(), self.residuals.tolist(), self.converged.tolist(), strict=True
+            )
+        ]
+        return "\n".join([head, *rows])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"

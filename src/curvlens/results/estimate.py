@@ -1,0 +1,112 @@
+"""An estimated number, or one for each entry of a tensor, with its standard error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import scipy.stats
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.results.base import Provenance, Result
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Estimate(Result):
+    """``value ± stderr`` in float64; the error is 0, with infinitely many degrees of freedom, where it is exact.
+
+    >>> estimate = trace(torch.eye(3, dtype=torch.float64))
+    >>> float(estimate), estimate.exact
+    (3.0, True)
+    """
+
+    value: Tensor
+    stderr: Tensor
+    samples: int
+    """Operator products spent."""
+    dof: float = math.inf
+    """Degrees of freedom of the standard error."""
+    note: str = ""
+    """What a reader has to know: interrupted, accuracy not reached."""
+    provenance: Provenance = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was sampled."""
+        return math.isinf(self.dof)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The confidence interval by Student's t."""
+        if not 0 < level < 1:
+            raise CurvlensError(f"level={level}, expected a probability between 0 and 1, as in interval(0.95).")
+        half = self.half_width(level)
+        return self.value - half, self.value + half
+
+    def half_width(self, level: float = 0.95) -> Tensor:
+        """Half the length of the interval."""
+        if self.exact:
+            return torch.zeros_like(self.stderr)
+        return self.stderr * float(scipy.stats.t.ppf((1 + level) / 2, self.dof))
+
+    def __float__(self) -> float:
+        if self.value.ndim:
+            raise CurvlensError(f"The estimate has shape {tuple(self.value.shape)}; only a single one is a number.")
+        return float(self.value)
+
+    def __str__(self) -> str:
+        """``12.34 ± 0.05``, or the shape of a tensor of estimates."""
+        if self.value.ndim:
+            worst = float(self.stderr.max()) if self.stderr.numel() else 0.0
+            return f"{tuple(self.value.shape)} numbers, standard errors up to {worst:.2g}"
+        if self.exact:
+            return f"{float(self.value):.6g} (exact)"
+        return f"{float(self.value):.{digits(float(self.value), float(self.stderr))}g} ± {float(self.stderr):.2g}"
+
+    def __repr__(self) -> str:
+        note = f", {self.note}" if self.note else ""
+        return f"Estimate({self}, {self.samples} products{note})"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<code>{html.escape(repr(self))}</code>"
+
+
+def digits(value: float, error: float) -> int:
+    """How many significant digits of a value its error leaves: two of the error's own."""
+    if not (error > 0 and math.isfinite(error) and value != 0 and math.isfinite(value)):
+        return 6
+    return min(max(2 + math.floor(math.log10(abs(value))) - math.floor(math.log10(error)), 2), 12)
+
+
+class ByBlock(Result, Mapping[str, Estimate]):
+    """One estimate for each block, by name: a mapping that prints as a table."""
+
+    def __init__(self, blocks: Mapping[str, Estimate], what: str = "estimate") -> None:
+        self._blocks = dict(blocks)
+        self.what = what
+
+    def __getitem__(self, name: str) -> Estimate:
+        return self._blocks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __repr__(self) -> str:
+        width = max((len(name) for name in self), default=0)
+        lines = [f"  {name:<{width}}  {estimate}" for name, estimate in self.items()]
+        return "\n".join([f"{self.what} by block ({len(self)})", *lines])
+
+    def to_dict(self) -> dict[str, Any]:
+        """By name, plain numbers."""
+        return {name: estimate.to_dict() for name, estimate in self.items()}
+
+    def _fields(self) -> dict[str, Any]:
+        return {"blocks": self._blocks, "what": self.what}

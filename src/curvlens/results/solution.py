@@ -1,0 +1,32 @@
+"""The solution of a linear system."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from curvlens.results.base import Provenance, Result
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Solution(Result):
+    """x with (A + damping) x ≈ b."""
+
+    x: Any
+    """The kind b was: a flat tensor, an array or a dict by parameter name."""
+    residual: float
+    """‖b − (A + damping) x‖ / ‖b‖, from a product with x."""
+    converged: bool
+    why: str
+    products: int
+    method: str
+    damping: float
+    history: list[float] = field(default_factory=list)
+    """The relative residual after each step, as the method tracks it."""
+    provenance: Provenance = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"Solution({self.method}, damping {self.damping:g}, residual {self.residual:.1e} after {self.products} "
+            f"products: {self.why})"
+        )

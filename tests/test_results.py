@@ -1,0 +1,163 @@
+"""Results: frozen, printed, saved and loaded without loss; files that are damaged or hostile."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import curvlens as cl
+import small
+from curvlens.results import ByBlock, Density, Eigs, Result, Solution
+from spectra import matrix, spectra
+
+A = matrix(spectra()["triples over a bulk"])
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    G = cl.ggn(small.problem())
+    return {
+        "estimate": cl.trace(A, 40),
+        "exact": cl.trace(A, 400),
+        "diagonal": cl.diagonal(A, 40),
+        "blocks": cl.trace(G, 8, by="block"),
+        "eigs": cl.eigs(A, 3, "both"),
+        "density": cl.density(A, exact=False, steps=20),
+        "single probe": cl.density(A, exact=False, probes=1, steps=20).moment(1),
+        "solution": G.solve(small.direction(242), damping=1.0),
+        "named": G.solve(G.problem.layout.unflatten(small.direction(242)), damping=1.0),
+    }
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, Result):
+        return type(a) is type(b) and same(a._fields(), b._fields())
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+NAMES = ("estimate", "exact", "diagonal", "blocks", "eigs", "density", "single probe", "solution", "named")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_loaded(name: str, results: dict[str, Any], tmp_path: Path) -> None:
+    result = results[name]
+    path = result.save(tmp_path / "deep" / "er" / "result.v1")
+    assert path.name == "result.v1.json"
+    assert same(cl.load(path), result)
+    assert same(cl.load(tmp_path / "deep" / "er" / "result.v1"), result)
+    json.loads(path.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_printed_and_plain(name: str, results: dict[str, Any]) -> None:
+    text = repr(results[name])
+    assert text
+    assert "tensor(" not in text
+    assert max(map(len, text.splitlines())) < 160
+    assert isinstance(results[name].to_dict(), dict)
+    if not isinstance(results[name], ByBlock):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            results[name].products = 3
+
+
+def test_texts(results: dict[str, Any]) -> None:
+    assert "±" in str(results["estimate"])
+    assert "(exact)" in str(results["exact"])
+    assert "6 of 6 converged" in repr(results["eigs"])
+    assert "by block (21)" in repr(results["blocks"])
+    assert "4 probes" in repr(results["density"])
+    assert "cg, damping 1" in repr(results["solution"])
+    for name in ("eigs", "density", "estimate"):
+        assert results[name]._repr_html_().startswith("<")
+
+
+def test_provenance(results: dict[str, Any]) -> None:
+    for name in ("eigs", "density", "estimate", "solution"):
+        found = results[name].provenance
+        assert found["versions"]["torch"] == torch.__version__
+        assert found["dtype"] == "float64"
+    assert results["solution"].provenance["n_tokens"] == 15
+    assert results["density"].provenance["seed"] == 0
+
+
+def test_numbers_of_eigs(results: dict[str, Any]) -> None:
+    eigs: Eigs = results["eigs"]
+    assert eigs.condition() == pytest.approx(float(eigs.values.abs().max() / eigs.values.abs().min()))
+    torch.testing.assert_close(eigs.gaps(), eigs.values.diff())
+    with pytest.raises(cl.CurvlensError, match="no condition number"):
+        cl.eigs(torch.zeros(3, 3, dtype=torch.float64)).condition()
+
+
+def test_kinds() -> None:
+    assert {"Estimate", "ByBlock", "Eigs", "Density", "Solution"} <= set(Result.kinds)
+    assert issubclass(Density, Result)
+    assert issubclass(Solution, Result)
+
+
+# Files
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(cl.CurvlensError, match="There is no result"):
+        cl.load(tmp_path / "nothing")
+    with pytest.raises(cl.CurvlensError, match="names no file"):
+        cl.load("")
+
+
+def test_damage_is_noticed(results: dict[str, Any], tmp_path: Path) -> None:
+    path = results["eigs"].save(tmp_path / "eigs")
+    tensors = path.with_suffix(".safetensors")
+    whole = tensors.read_bytes()
+    tensors.write_bytes(whole[:-9])
+    with pytest.raises(cl.CurvlensError, match="cut short"):
+        cl.load(path)
+    tensors.unlink()
+    with pytest.raises(cl.CurvlensError, match="is missing"):
+        cl.load(path)
+    tensors.write_bytes(whole)
+    document = json.loads(path.read_text())
+    for change, message in (
+        ({"kind": "Pickle"}, "this version of curvlens reads"),
+        ({"format": 99}, "in format 99"),
+        ({"fields": {}}, "no complete Eigs"),
+        ({"fields": {**document["fields"], "values": {"$tensor": "../../secret"}}}, "no complete Eigs"),
+    ):
+        path.write_text(json.dumps({**document, **change}))
+        with pytest.raises(cl.CurvlensError, match=message):
+            cl.load(path)
+    for text in ("", "{", "[]", "null", '{"kind": 3}'):
+        path.write_text(text)
+        with pytest.raises(cl.CurvlensError):
+            cl.load(path)
+
+
+def test_nothing_half_written(results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = results["estimate"].save(tmp_path / "result").read_text()
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(cl.CurvlensError, match="No space left"):
+        results["exact"].save(tmp_path / "result")
+    assert (tmp_path / "result.json").read_text() == old
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_hostile_names(tmp_path: Path) -> None:
+    name = 'a/../b"$tensor"\n<script>'
+    blocks = ByBlock({name: cl.trace(A, 8), "$dict": cl.diagonal(A, 8)}, "<b>")
+    path = blocks.save(tmp_path / "blocks")
+    assert same(cl.load(path), blocks)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["blocks.json", "blocks.safetensors"]

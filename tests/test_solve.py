@@ -1,0 +1,110 @@
+"""Linear systems against dense solutions, definite and indefinite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import curvlens as cl
+import small
+from spectra import matrix
+
+
+def rhs(n: int) -> torch.Tensor:
+    return small.direction(n, seed=3)
+
+
+@pytest.mark.parametrize("method", ["cg", "minres"])
+def test_definite(method: Any) -> None:
+    A = matrix(torch.logspace(-3, 0, 100))
+    from curvlens.linalg import solve
+
+    solution = solve(A, rhs(100), method=method)
+    assert solution.converged
+    torch.testing.assert_close(A @ solution.x, rhs(100), atol=1e-6, rtol=0)
+    true = float((A @ solution.x - rhs(100)).norm() / rhs(100).norm())
+    assert true == pytest.approx(solution.residual, rel=0.01, abs=1e-13)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_indefinite(scale: float) -> None:
+    from curvlens.linalg import solve
+
+    A = scale * matrix(torch.cat([torch.linspace(-2, -0.1, 40), torch.linspace(0.1, 3, 60)]).double())
+    solution = solve(A, rhs(100))
+    assert solution.method == "minres"
+    assert solution.converged
+    torch.testing.assert_close(solution.x, torch.linalg.solve(A, rhs(100)), atol=1e-5 / scale, rtol=1e-5)
+    assert all(b <= a * (1 + 1e-9) for a, b in zip(solution.history[:-1], solution.history[1:], strict=True))
+
+
+@pytest.mark.parametrize("of", [cl.hessian, cl.ggn])
+def test_of_a_problem(of: Any) -> None:
+    problem = small.problem()
+    operator = of(problem)
+    g = problem.gradient()
+    solution = operator.solve(g, damping=0.3)
+    assert solution.method == ("cg" if operator.psd else "minres")
+    dense = operator.dense() + 0.3 * torch.eye(len(g), dtype=torch.float64)
+    torch.testing.assert_close(solution.x, torch.linalg.solve(dense, g), atol=1e-7, rtol=1e-6)
+    named = operator.solve(problem.layout.unflatten(g), damping=0.3)
+    torch.testing.assert_close(
+        named.x["unembed.weight"].reshape(-1), solution.x[problem.layout.slices["unembed.weight"]]
+    )
+    array = operator.solve(g.numpy(), damping=0.3)
+    assert isinstance(array.x, np.ndarray)
+    again = operator.solve(g, damping=0.3, start=solution.x)
+    assert again.products <= 3
+
+
+def test_what_cannot_be_solved_is_said() -> None:
+    from curvlens.linalg import solve
+
+    A = matrix(torch.cat([torch.zeros(50), torch.ones(50)]))
+    with pytest.warns(cl.CurvlensWarning, match="does not reach"):
+        solution = solve(A, rhs(100))
+    assert not solution.converged
+    with pytest.warns(cl.CurvlensWarning, match="negative curvature"):
+        solve(matrix(torch.linspace(-2, 1, 30)), rhs(30), method="cg")
+    with pytest.warns(cl.CurvlensWarning, match="max_products=5"):
+        assert solve(matrix(torch.logspace(-6, 0, 100)), rhs(100), max_products=5).products <= 6
+
+
+def test_zero() -> None:
+    from curvlens.linalg import solve
+
+    solution = solve(torch.eye(4, dtype=torch.float64), torch.zeros(4))
+    assert solution.converged
+    assert not bool(solution.x.any())
+
+
+def test_low_precision() -> None:
+    from curvlens.linalg import solve
+
+    A = matrix(torch.linspace(0.5, 1.5, 60)).float()
+    with pytest.warns(cl.CurvlensWarning, match="relative error"):
+        solution = solve(A, rhs(60))
+    assert solution.converged
+
+
+@pytest.mark.parametrize(
+    ("b", "options", "message"),
+    [
+        (torch.ones(3), {}, "b has shape"),
+        (torch.full((4,), float("nan")), {}, "b has entries"),
+        (torch.ones(4), {"rtol": 0}, "rtol=0"),
+        (torch.ones(4), {"damping": float("inf")}, "damping=inf"),
+        (torch.ones(4), {"method": "lu"}, "method='lu'"),
+        (torch.ones(4), {"max_products": 0}, "max_products=0"),
+    ],
+)
+def test_bad_input(b: Any, options: dict[str, Any], message: str) -> None:
+    from curvlens.linalg import solve
+
+    with pytest.raises(cl.CurvlensError, match=message):
+        solve(torch.eye(4, dtype=torch.float64), b, **options)
+    with pytest.raises(cl.CurvlensError, match="not symmetric"):
+        solve(torch.triu(torch.ones(4, 4, dtype=torch.float64)), torch.ones(4))
