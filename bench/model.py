@@ -1,4 +1,4 @@
-"""What is measured: the reference GPT on random tokens, in three sizes."""
+"""What is measured: the reference GPT on random tokens, in four sizes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class Sizes:
 
 
 FULL = Sizes(n_layer=6, d_model=384, n_head=6, context=256, batch=4, vocab=5000)
+MIDDLE = Sizes(n_layer=4, d_model=96, n_head=4, context=64, batch=4, vocab=500)
+"""For what needs thousands of products."""
 QUICK = Sizes(n_layer=2, d_model=32, n_head=2, context=32, batch=4, vocab=100)
 SMALL = Sizes(n_layer=2, d_model=8, n_head=2, context=6, batch=4, vocab=11)
 """Small enough for a dense Hessian in float64, deep enough that rows lie upstream of a norm."""

@@ -55,7 +55,18 @@ def test_the_code_of_a_page_runs(page: Path) -> None:
 
 
 def test_pages_have_code() -> None:
-    for name in ("index", "problem", "losses", "operators", "precision", "attention", "errors", "math"):
+    for name in (
+        "index",
+        "problem",
+        "losses",
+        "operators",
+        "spectra",
+        "coming-from",
+        "precision",
+        "attention",
+        "errors",
+        "math",
+    ):
         assert list(blocks((DOCS / f"{name}.md").read_text(encoding="utf-8"))), f"docs/{name}.md shows no code"
 
 

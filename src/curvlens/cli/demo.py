@@ -1,26 +1,30 @@
-"""``curvlens demo``: a small GPT learns to add; then its curvature, parameter by parameter."""
+"""``curvlens demo``: a small GPT learns to add; then its curvature, as a whole and parameter by parameter."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from curvlens.data import Addition
+from curvlens.linalg import density, eigs, frobenius, trace
 from curvlens.losses import CausalLM
 from curvlens.models import GPT, GPTConfig
 from curvlens.operators import functional, ggn, hessian
 from curvlens.problem import Problem
+from curvlens.results import Density
 
+SAMPLES = 64
 CONFIG = GPTConfig(vocab=12, context=17, n_layer=1, n_head=1, d_model=16, d_mlp=48)
 
 
 def run_demo(*, steps: int, sequences: int, seed: int) -> None:
-    """Train, then compute and print the exact norms of all diagonal blocks."""
+    """Train, then compute and print spectra, estimates with their errors, and exact norms of all diagonal blocks."""
     console = Console()
     torch.manual_seed(seed)
     model = GPT(CONFIG)
@@ -28,11 +32,22 @@ def run_demo(*, steps: int, sequences: int, seed: int) -> None:
     with Progress(*columns, console=console) as progress:
         train(model, steps, progress)
         problem = Problem(model.double().eval(), Addition().batch(sequences, seed=seed), CausalLM(shift=False))
+        whole, spectrum = overview(problem, progress)
         norms = block_norms(problem, progress)
     loss, gradient = problem.loss(), problem.gradient()
     console.print(
         f"\n{problem.layout.size} parameters, {problem.n_tokens} digits to answer: loss {loss:.4f} "
         f"(guessing: {math.log(10):.4f}), gradient norm {gradient.norm():.3g}"
+    )
+    console.print(whole)
+    console.print(
+        "Eigenvalues with their residuals, which bound the error; traces and norms with standard errors, from "
+        f"{SAMPLES} products each."
+    )
+    console.print(f"\nSpectral density of H: {spectrum}")
+    console.print(spectrum.text(), markup=False, highlight=False)
+    console.print(
+        "The share of the eigenvalues in each bin, on a logarithmic scale: most are near 0, single ones stand out.\n"
     )
     console.print(table(problem, norms))
     console.print(
@@ -55,6 +70,35 @@ def train(model: GPT, steps: int, progress: Progress) -> None:
         optimiser.step()
         decay.step()
         progress.update(task, advance=1, description=f"training, loss {loss.item():.3f}")
+
+
+def overview(problem: Problem, progress: Progress) -> tuple[Table, Density]:
+    """Ends of the spectrum, trace and norm of H, G and F; the density of H."""
+    result = Table(title="Curvature as a whole")
+    result.add_column("operator")
+    for heading in ("smallest eigenvalue", "largest eigenvalue", "trace", "Frobenius norm"):
+        result.add_column(heading, justify="right")
+    task = progress.add_task("spectrum", total=None)
+    for name, make in {"H": hessian, "G": ggn, "F": functional}.items():
+        operator = make(problem)
+        ends = eigs(operator, 1, "both", tol=1e-6, progress=follow(progress, task, f"eigenvalues of {name}"))
+        sampled = [
+            estimate(operator, SAMPLES, progress=follow(progress, task, f"{what} of {name}"))
+            for what, estimate in (("trace", trace), ("norm", frobenius))
+        ]
+        pairs = zip(ends.values.tolist(), ends.residuals.tolist(), strict=True)
+        result.add_row(name, *(f"{value:.5g} ± {residual:.0e}" for value, residual in pairs), *map(str, sampled))
+    spectrum = density(hessian(problem), probes=2, steps=80, progress=follow(progress, task, "density of H"))
+    return result, spectrum
+
+
+def follow(progress: Progress, task: TaskID, description: str) -> Callable[[int, int | None], None]:
+    """The bar of one search after the other."""
+
+    def told(done: int, total: int | None) -> None:
+        progress.update(task, description=description, completed=done, total=total)
+
+    return told
 
 
 def block_norms(problem: Problem, progress: Progress) -> dict[str, tuple[float, float, float]]:

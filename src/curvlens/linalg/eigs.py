@@ -191,11 +191,16 @@ class _Search:
             there = len(theta) > plan.count and bool((residuals[pick] <= 0.5 * plan.tol * self.scale).all())
             if there and (not self.check_copies or self._nothing_hidden(theta[pick])):
                 return "converged"
+            # Converged but for directions that were given up for a chain: they have to be taken up again.
+            blocked = not there and len(theta) > plan.count and bool(lanczos.given_up)
+            blocked = blocked and bool((lanczos.coupling * S[-1, pick].abs() <= 0.1 * plan.tol * self.scale).all())
             begin_chain = there and self.check_copies and (self.chain is None or self._chain_is_used_up(theta[pick]))
             if full:
                 self._restart(theta, S, fresh=begin_chain)
             elif begin_chain:
                 lanczos.inject()
+            elif blocked:
+                lanczos.resume()
             if begin_chain:
                 self.chain, self.chain_start, self.before = lanczos.size, self.products.count, theta[pick]
             look = lanczos.size + (4 if self.chain is not None else max(1, lanczos.size // 10))

@@ -34,8 +34,8 @@ class Lanczos:
         """Vectors that were multiplied; the next one waits behind them."""
         self.coupling = 0.0
         """How strongly the last product points out of the basis."""
-        self.left_out = torch.zeros(basis.capacity, dtype=torch.float64)
-        """For each vector, how far its product leaves the basis in a direction that was given up."""
+        self.given_up: list[tuple[Tensor, Tensor]] = []
+        """Directions that did not get their turn, and how far the product of each vector points along them."""
         self.norm = 0.0
         """The largest ‖A v‖ seen: a lower bound of the spectral norm."""
         self._fresh = 0
@@ -71,34 +71,52 @@ class Lanczos:
             self.coupling = 0.0
         elif self.size < self.basis.capacity:
             if self.broke_down or not self._place(w, self.size):
-                self.inject()
+                self._give_up(None)
+                self._place_fresh(self.size)
         else:
             self._waiting = w
 
     def inject(self) -> None:
         """Give up the direction that would come next for a random one, orthogonal to all: it finds what is repeated."""
-        self.left_out[self.size - 1] += self.coupling
-        self.coupling = 0.0
+        self._give_up(None if self.broke_down else self.basis[self.size])
         self._place_fresh(self.size)
 
+    def resume(self) -> None:
+        """Take up the direction that was given up and that most is missing of."""
+        waiting = self.basis[self.size].clone()
+        most = max(range(len(self.given_up)), key=lambda i: float(self.given_up[i][1].norm()))
+        direction, _ = self.given_up.pop(most)
+        self._give_up(waiting)
+        if not self._place(direction.to(self.products.dtype), self.size):
+            self._place_fresh(self.size)  # the basis has it by now
+
+    def _give_up(self, direction: Tensor | None, along: Tensor | None = None) -> None:
+        """Remember the direction that was to come next, and which products point along it."""
+        if along is None:
+            along = torch.zeros(self.size, dtype=torch.float64)
+            along[-1] = self.coupling
+        if direction is not None:
+            self.given_up.append((direction.clone(), along))
+        self.coupling = 0.0
+
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Ritz values, ascending; their vectors in the basis; bounds of their residuals."""
+        """Ritz values, ascending; their vectors in the basis; estimates of their residuals."""
         theta, S = torch.linalg.eigh(self.T[: self.size, : self.size])
-        residuals = self.coupling * S[-1].abs() + self.left_out[: self.size] @ S.abs()
-        return theta, S, residuals
+        squares = (self.coupling * S[-1]).square()
+        for _, along in self.given_up:
+            squares = squares + (along @ S[: len(along)]).square()
+        return theta, S, squares.sqrt()
 
     def restart(self, theta: Tensor, S: Tensor, *, fresh: bool = False) -> None:
         """Keep some Ritz vectors, the columns of S, and the direction that comes next (or a ``fresh`` one)."""
         p = S.shape[1]
         waiting = self._waiting if self.size == self.basis.capacity else self.basis[self.size].clone()
-        left_out = self.left_out[: self.size] @ S.abs()
+        self.given_up = [(direction, along @ S[: len(along)]) for direction, along in self.given_up]
         if fresh:
-            left_out += self.coupling * S[-1].abs()
+            self._give_up(waiting / float(waiting.double().norm()), self.coupling * S[-1])
         self.basis.rotate(S)
         self.T.zero_()
         self.T[range(p), range(p)] = theta
-        self.left_out.zero_()
-        self.left_out[:p] = left_out
         self.size = p
         if fresh or self.broke_down or not self._place(waiting, p):
             self._place_fresh(p)

@@ -190,7 +190,7 @@ class Density(Result):
         pad = 0.02 * self._span()
         edges = torch.linspace(low - pad, high + pad, width + 1, dtype=torch.float64)
         shares = self.cdf(edges).diff().clamp(min=0)
-        floor = 0.5 / self.n
+        floor = 0.02 / self.n  # so that a single eigenvalue shows, whatever its weight in the probes
         levels = torch.where(shares > floor, (shares / floor).log() / math.log(1 / floor) if floor < 1 else shares, 0.0)
         steps = (levels * height * 8).round().long()
         rows = []
