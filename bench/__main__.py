@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from bench import machine
+from bench.announced import BUDGETS
 from bench.child import run
 from bench.memory import RETURN_FREED
 from bench.methods import METHODS
@@ -37,6 +38,17 @@ def measure(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[st
         memory[key] = run("bench.memory", threads=cores, quick=quick, key=key, environment=RETURN_FREED)
     console.print("correctness …")
     correctness = run("bench.correctness", threads=1)
+    counts = {}
+    for name in ("traces", "eigenvalues"):
+        console.print(f"{name} …")
+        counts[name] = run(f"bench.{name}", threads=1, quick=quick)
+    console.print("traces of all blocks …")
+    block_traces = run("bench.block_traces", threads=cores, quick=quick)
+    console.print("announced memory …")
+    announced = {
+        budget: run("bench.announced", threads=cores, quick=quick, budget=budget, environment=RETURN_FREED)
+        for budget in BUDGETS
+    }
     return {
         "model": str(QUICK if quick else FULL),
         "repetitions": repetitions,
@@ -48,6 +60,9 @@ def measure(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[st
         "blocks": {str(cores): blocks},
         "memory": memory,
         "correctness": correctness,
+        **counts,
+        "block_traces": block_traces,
+        "announced": announced,
     }
 
 

@@ -1,10 +1,11 @@
-"""From measurements to tables: costs, blocks, memory, correctness, targets."""
+"""From measurements to tables: costs, blocks, memory, correctness, targets; spectra are in `report_spectra`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from bench import report_spectra
 from bench.correctness import EXACT, PADDINGS
 from bench.methods import METHODS, Method
 from bench.tables import Table
@@ -12,13 +13,22 @@ from bench.timing import GRADIENT
 
 TARGETS = (("ours-h", "H v", 2.6), ("ours-g", "G v", 1.6))
 BLOCKS_TARGET = 4.0
+TRACES_TARGET = 10.0
+MEMORY_TARGET = 0.2
 
 Results = Mapping[str, Any]
 
 
 def tables(results: Results) -> list[Table]:
     """All tables, in reading order."""
-    return [_targets(results), _costs(results), _blocks(results), _memory(results), _correctness(results)]
+    return [
+        _targets(results),
+        _costs(results),
+        _blocks(results),
+        _memory(results),
+        _correctness(results),
+        *report_spectra.tables(results),
+    ]
 
 
 def _name(method: Method) -> str:
@@ -42,6 +52,17 @@ def _targets(results: Results) -> Table:
         value = None if "not_run" in blocks else blocks["cheaper_than_fresh"]["median"]
         name = f"a vector for each block, times cheaper than a fresh HVP a block, {_threads(threads)}"
         rows.append(_target(name, value, f"≥ {BLOCKS_TARGET:g}", BLOCKS_TARGET, below=False))
+    block_traces = results["block_traces"]
+    value = None if "not_run" in block_traces else block_traces["hutchinson"]["cheaper"]
+    name = "traces of all blocks of G at 5 %, times cheaper than Hutchinson block by block"
+    rows.append(_target(name, value, f"≥ {TRACES_TARGET:g}", TRACES_TARGET, below=False))
+    off = [
+        None if "not_run" in row else abs(row["real"] / row["announced"] - 1) for row in results["announced"].values()
+    ]
+    worst = None if None in off else max(x for x in off if x is not None)
+    rows.append(
+        _target("announced against real memory, relative", worst, f"≤ {MEMORY_TARGET:g}", MEMORY_TARGET, below=True)
+    )
     return Table("Targets", ["What (cost in gradients)", "Measured", "Target", "Result"], rows)
 
 

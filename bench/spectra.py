@@ -46,7 +46,7 @@ def ends() -> dict[str, Tensor]:
 def gpt_hessian(quick: bool) -> Tensor:
     """The dense float64 Hessian of a one-layer GPT that was trained to add for some seconds."""
     torch.manual_seed(0)
-    size = 4 if quick else 16
+    size = 4 if quick else 10
     model = GPT(GPTConfig(vocab=12, context=17, n_layer=1, n_head=1, d_model=size, d_mlp=3 * size))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(30 if quick else 400):

@@ -139,6 +139,25 @@ def test_the_basis_may_live_elsewhere(store: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_memory_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    A = matrix(MATRICES["cluster"])
+    with caplog.at_level("INFO", logger="curvlens"):
+        result = cl.eigs(A, 3, memory="100kB")
+    assert "a basis of" in caplog.text
+    assert result.memory <= 100_000
+    assert result.memory >= result.provenance["basis"] * len(A) * 8
+
+
+@pytest.mark.parametrize("tol", [0.1, 0.03, 0.01])
+@pytest.mark.parametrize("seed", range(6))
+def test_loose_tolerances_do_not_stall(tol: float, seed: int) -> None:
+    """A direction given up for the search for copies must not block the end of the search for good."""
+    values = torch.cat([torch.linspace(0, 1, 495), torch.tensor([2.0, 2.0, 3.0, 3.0, 3.0])]).double()
+    result = cl.eigs(matrix(values), 5, tol=tol, seed=seed)
+    assert result.products < 80
+    assert bool(result.converged.all())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_basis_in_a_lower_dtype(dtype: torch.dtype) -> None:
     A = matrix(torch.cat([torch.linspace(0, 1, 97), torch.tensor([2.0, 3.0, 4.0])]).double())

@@ -5,6 +5,7 @@ Arithmetic is float64, on slices of bounded size, whatever the vectors are store
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from curvlens.errors import CurvlensError
 from curvlens.memory import available_bytes, readable
+
+logger = logging.getLogger("curvlens")
 
 SLICE = 1 << 21
 """Entries of a slice: 16 MiB in float64."""
@@ -29,6 +32,7 @@ class Basis:
     def __init__(self, capacity: int, n: int, *, dtype: torch.dtype, device: torch.device, store: Store) -> None:
         self.capacity, self.n, self.dtype, self.device = capacity, n, dtype, device
         bytes_needed = capacity * n * dtype.itemsize
+        logger.info("a basis of %d vectors takes %s (store=%s)", capacity, readable(bytes_needed), store)
         if store in ("device", "cpu"):
             home = device if store == "device" else torch.device("cpu")
             free = available_bytes(home)

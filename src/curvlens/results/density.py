@@ -177,7 +177,11 @@ class Density(Result):
     # For people
 
     def __repr__(self) -> str:
-        how = "in full" if self.exact else f"from {self.probes} probes, Wasserstein error {self.error:.2g}"
+        how = (
+            "in full"
+            if self.exact
+            else f"from {self.probes} probe{'s' * (self.probes > 1)}, Wasserstein error {self.error:.2g}"
+        )
         low, high = float(self.nodes.min()), float(self.nodes.max())
         return f"Density({self.n} eigenvalues in [{low:.4g}, {high:.4g}], {how}, {self.products} products)"
 
