@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
@@ -97,7 +98,7 @@ def test_the_same_from_every_library() -> None:
         def __matmul__(self, v: Tensor) -> Tensor:
             return A @ v
 
-    for other in (A.numpy(), sla.aslinearoperator(A.numpy()), Foreign()):
+    for other in (A.numpy(), sla.aslinearoperator(A.numpy()), scipy.sparse.csr_array(A.numpy()), Foreign()):
         torch.testing.assert_close(cl.eigs(other, 3).values, reference, atol=1e-12, rtol=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
@@ -119,7 +120,7 @@ class Wrapped(Operator):
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         if isinstance(self.inner, Tensor):
             return self.inner.to(vectors) @ vectors
-        if isinstance(self.inner, (np.ndarray, sla.LinearOperator)):
+        if isinstance(self.inner, (np.ndarray, sla.LinearOperator)) or scipy.sparse.issparse(self.inner):
             return torch.as_tensor(self.inner @ vectors.cpu().double().numpy()).to(vectors)
         return torch.stack([torch.as_tensor(self.inner @ v).reshape(-1).to(vectors) for v in vectors.T], dim=1)
 
