@@ -149,6 +149,91 @@ def test_memory_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     assert result.memory >= result.provenance["basis"] * len(A) * 8
 
 
+def cycle(n: int) -> Tensor:
+    """The Laplacian of a cycle: every eigenvalue twice, and densest at the ends."""
+    L = 2 * torch.eye(n, dtype=torch.float64)
+    L -= torch.roll(torch.eye(n, dtype=torch.float64), 1, 0) + torch.roll(torch.eye(n, dtype=torch.float64), -1, 0)
+    return L
+
+
+@pytest.mark.parametrize("ends", ["largest", "smallest"])
+@pytest.mark.parametrize("seed", range(8))
+def test_pairs_at_a_dense_end(seed: int, ends: Any) -> None:
+    A = cycle(158)
+    check(A, cl.eigs(A, 3, ends, seed=seed), 3, ends)
+
+
+def test_a_warm_start_does_not_hide_what_overtook() -> None:
+    bulk = torch.linspace(0, 1, 494, dtype=torch.float64)
+    rest = torch.tensor([1.04, 1.03, 1.02, 1.01], dtype=torch.float64)
+    before, after = (matrix(torch.cat([bulk, torch.tensor([x], dtype=torch.float64), rest])) for x in (0.5, 1.05))
+    for seed in range(5):
+        result = cl.eigs(after, 1, start=cl.eigs(before, 1, seed=seed), seed=seed)
+        assert float(result.values[0]) == pytest.approx(1.05, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_copies_with_restarts(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(2, 11, 2)
+    values = np.concatenate([generator.random(200 - counts.sum()), [2.0] * counts[0], [2.3] * counts[1]])
+    A = matrix(torch.from_numpy(values), seed)
+    k = min(6, int(counts.sum()))
+    result = cl.eigs(A, k, memory=(2 * 6 + 20) * 1600, seed=seed, max_products=2000)
+    check(A, result, k, "largest")
+
+
+@pytest.mark.parametrize("stop", range(30, 60))
+def test_interrupted_anywhere_it_is_honest(stop: int) -> None:
+    A = matrix(torch.linspace(0, 1, 300).double() ** 0.5)
+    calls = 0
+
+    class Op:
+        shape = A.shape
+
+        def __matmul__(self, v: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == stop:
+                raise KeyboardInterrupt
+            return A @ v
+
+    with pytest.warns(cl.CurvlensWarning, match="interrupted"):
+        result = cl.eigs(Op(), 3, memory=40 * 300 * 8, tol=1e-9)
+    true = (A @ result.vectors - result.vectors * result.values).norm(dim=0)
+    assert bool((true <= 2 * result.residuals + 1e-12).all())
+
+
+def test_few_products_are_said() -> None:
+    with pytest.warns(cl.CurvlensWarning, match="did not converge"):
+        result = cl.eigs(torch.eye(60, dtype=torch.float64), 5, max_products=1)
+    assert len(result) < 5
+    with pytest.warns(cl.CurvlensWarning, match="did not converge"):
+        assert cl.eigs(matrix(MATRICES["cluster"]), 5, max_products=12).products <= 12
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_scales_out_of_range(scale: float) -> None:
+    A = matrix(MATRICES["cluster"]) * scale
+    functions: list[Any] = [cl.eigs, cl.density, cl.trace, cl.frobenius]
+    for function in functions:
+        with pytest.raises(cl.CurvlensError, match="Scale the operator"):
+            function(A)
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e100])
+def test_scales_in_range(scale: float) -> None:
+    A = matrix(MATRICES["triples over a bulk"]) * scale
+    check(A, cl.eigs(A, 6), 6, "largest")
+
+
+def test_results_carry_no_graph() -> None:
+    A = matrix(MATRICES["cluster"]).requires_grad_()
+    result = cl.eigs(A, 2)
+    assert not result.vectors.requires_grad
+    assert not result.values.requires_grad
+
+
 @pytest.mark.parametrize("tol", [0.1, 0.03, 0.01])
 @pytest.mark.parametrize("seed", range(6))
 def test_loose_tolerances_do_not_stall(tol: float, seed: int) -> None:

@@ -307,6 +307,29 @@ def test_nan() -> None:
         cl.trace(A)
 
 
+@pytest.mark.parametrize("samples", [2, 3, 5, 8])
+@pytest.mark.parametrize("what", FUNCTIONS)
+def test_few_samples_have_an_error(what: str, samples: int) -> None:
+    estimate = FUNCTIONS[what](MATRICES["flat"], samples)
+    assert estimate.samples == samples
+    assert estimate.dof >= 1
+    assert bool((estimate.stderr > 0).all())
+
+
+def test_an_interrupt_ends_all_blocks(problem: cl.Problem) -> None:
+    seen = []
+
+    def stop(done: int, total: int | None) -> None:
+        seen.append(done)
+        if len(seen) == 100:
+            raise KeyboardInterrupt
+
+    with pytest.warns(cl.CurvlensWarning, match="interrupted"):
+        blocks = cl.trace(cl.hessian(problem), 16, by="block", progress=stop)
+    assert 0 < len(blocks) < len(problem.layout.names)
+    assert len(seen) == 100
+
+
 def test_intervals() -> None:
     estimate = cl.trace(MATRICES["flat"], 40)
     low, high = estimate.interval(0.9)

@@ -117,7 +117,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_damage_is_noticed(results: dict[str, Any], tmp_path: Path) -> None:
     path = results["eigs"].save(tmp_path / "eigs")
-    tensors = path.with_suffix(".safetensors")
+    tensors = path.with_name(json.loads(path.read_text())["tensors"]["file"])
     whole = tensors.read_bytes()
     tensors.write_bytes(whole[:-9])
     with pytest.raises(cl.CurvlensError, match="cut short"):
@@ -132,11 +132,15 @@ def test_damage_is_noticed(results: dict[str, Any], tmp_path: Path) -> None:
         ({"format": 99}, "in format 99"),
         ({"fields": {}}, "no complete Eigs"),
         ({"fields": {**document["fields"], "values": {"$tensor": "../../secret"}}}, "no complete Eigs"),
+        ({"fields": {**document["fields"], "values": "x"}}, "expected a tensor"),
+        ({"fields": 3}, "it has no fields"),
+        ({"tensors": {"file": "../../secret.safetensors", "sha256": ""}}, "not how they are called"),
+        ({"kind": []}, "this version of curvlens reads"),
     ):
         path.write_text(json.dumps({**document, **change}))
         with pytest.raises(cl.CurvlensError, match=message):
             cl.load(path)
-    for text in ("", "{", "[]", "null", '{"kind": 3}'):
+    for text in ("", "{", "[]", "null", '{"kind": 3}', "[" * 100_000):
         path.write_text(text)
         with pytest.raises(cl.CurvlensError):
             cl.load(path)
@@ -160,4 +164,37 @@ def test_hostile_names(tmp_path: Path) -> None:
     blocks = ByBlock({name: cl.trace(A, 8), "$dict": cl.diagonal(A, 8)}, "<b>")
     path = blocks.save(tmp_path / "blocks")
     assert same(cl.load(path), blocks)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["blocks.json", "blocks.safetensors"]
+    assert len(list(tmp_path.iterdir())) == 2
+    lone = ByBlock({"\ud800": cl.trace(A, 8)})
+    assert same(cl.load(lone.save(tmp_path / "lone")), lone)
+
+
+def test_results_are_replaced_as_a_whole(results: dict[str, Any], tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"somebody's model")
+    results["eigs"].save(tmp_path / "model")
+    results["density"].save(tmp_path / "model")
+    assert len(list(tmp_path.iterdir())) == 3
+    results["estimate"].save(tmp_path / "model")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
+    assert weights.read_bytes() == b"somebody's model"
+    assert same(cl.load(tmp_path / "model"), results["estimate"])
+
+
+def test_an_exact_density_and_arrays_are_saved(tmp_path: Path) -> None:
+    density = cl.density(A)
+    assert same(cl.load(density.save(tmp_path / "density")), density)
+    solution = cl.ggn(small.problem()).solve(small.direction(242).numpy(), damping=1.0)
+    again = cl.load(solution.save(tmp_path / "solution"))
+    assert (again.x == solution.x).all()
+    assert isinstance(solution.to_dict()["x"], list)
+
+
+@pytest.mark.parametrize("path", ["sub/", "", ".", "a/" + "x" * 300, "nul\0", "file/inside"])
+def test_paths_that_cannot_be(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    with pytest.raises(cl.CurvlensError):
+        cl.trace(A, 8).save(path)
+    with pytest.raises(cl.CurvlensError):
+        cl.load(path)

@@ -67,10 +67,38 @@ def test_what_cannot_be_solved_is_said() -> None:
     with pytest.warns(cl.CurvlensWarning, match="does not reach"):
         solution = solve(A, rhs(100))
     assert not solution.converged
-    with pytest.warns(cl.CurvlensWarning, match="negative curvature"):
+    with pytest.warns(cl.CurvlensWarning, match="no positive curvature"):
         solve(matrix(torch.linspace(-2, 1, 30)), rhs(30), method="cg")
     with pytest.warns(cl.CurvlensWarning, match="max_products=5"):
         assert solve(matrix(torch.logspace(-6, 0, 100)), rhs(100), max_products=5).products <= 6
+
+
+def test_stagnation_keeps_the_best() -> None:
+    from curvlens.linalg import solve
+
+    b = rhs(200)
+    methods: tuple[Any, ...] = ("cg", "minres")
+    for A, rtol, good in (
+        (matrix(torch.linspace(0.5, 1, 200)), 1e-16, 1e-14),
+        (matrix(torch.linspace(0.5, 1, 200)).float(), 1e-7, 1e-5),
+        (matrix(torch.logspace(-2, 0, 200)).float(), 1e-6, 1e-3),
+    ):
+        for method in methods:
+            with pytest.warns(cl.CurvlensWarning):
+                assert solve(A, b, rtol=rtol, method=method).residual < good
+    singular = matrix(torch.cat([torch.zeros(50), torch.ones(50)]))
+    with pytest.warns(cl.CurvlensWarning):
+        assert solve(singular, rhs(100), method="cg").residual <= 1.0
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e-30, 1e100])
+def test_units_of_the_right_side(unit: float) -> None:
+    from curvlens.linalg import solve
+
+    A = matrix(torch.linspace(0.5, 1, 50))
+    solution = solve(A, rhs(50) * unit)
+    assert solution.converged
+    torch.testing.assert_close(solution.x / unit, torch.linalg.solve(A, rhs(50)), atol=1e-6, rtol=0)
 
 
 def test_zero() -> None:

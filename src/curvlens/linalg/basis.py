@@ -79,14 +79,14 @@ class Basis:
         for part in self._slices(count + p):
             self.rows[:p, part] = (St @ self.rows[:count, part].double()).to(self.rows.dtype)
 
-    def combine(self, S: Tensor, dtype: torch.dtype) -> Tensor:
-        """(n, p): the combinations themselves."""
+    def combine(self, S: Tensor, dtype: torch.dtype) -> Basis:
+        """The combinations as vectors of their own, on the device."""
         count, p = S.shape
-        result = torch.empty(p, self.n, dtype=dtype, device=self.device)
+        result = Basis(p, self.n, dtype=dtype, device=self.device, store="device")
         St = S.T.to(self.rows.device, torch.float64)
         for part in self._slices(count + p):
-            result[:, part] = (St @ self.rows[:count, part].double()).to(result)
-        return result.T
+            result.rows[:, part] = (St @ self.rows[:count, part].double()).to(result.rows)
+        return result
 
 
 def _in_file(folder: Path, capacity: int, n: int, dtype: torch.dtype, size: int) -> Tensor:

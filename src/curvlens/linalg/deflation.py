@@ -38,6 +38,7 @@ class Deflation:
     trace: float
     square: float
     diagonal: Tensor | None
+    outlook: Outlook | None
     everything: bool
     """Whether Q spans the whole space, or all of the operator: nothing is left to sample."""
 
@@ -64,6 +65,9 @@ def deflate(
         if diag is not None:
             diag.add_(q.double() * Aq.double())
 
+    if not basis.capacity:
+        return Deflation(basis, 0, 0.0, 0.0, diag, None, everything=False)
+    outlook: Outlook | None = None
     lanczos = Lanczos(products, basis, probes.direction(0), probes, watch)
     while lanczos.size < basis.capacity:
         lanczos.step()
@@ -80,6 +84,7 @@ def deflate(
         float(lanczos.T.diagonal()[: lanczos.size].sum()),
         square,
         diag,
+        outlook,
         lanczos.exhausted,
     )
 

@@ -8,6 +8,7 @@ the distribution of the error is known, and needs no estimate from few probes. (
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from curvlens.errors import CurvlensError
 from curvlens.linalg.basis import Basis, Store
 from curvlens.linalg.lanczos import Lanczos
-from curvlens.linalg.products import Products, Progress, warn
+from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.memory import available_bytes, parse_bytes
 from curvlens.results import Density
 from curvlens.results.measure import Measure, line_area
@@ -24,6 +25,8 @@ from curvlens.results.measure import Measure, line_area
 SETTLED = 1e-6
 """A Ritz value whose residual is below this part of the norm is an eigenvalue, and drawn as an atom."""
 SIMULATIONS = 2000
+FEWEST = 10
+"""Steps below which a density means little, and its error less."""
 
 
 def density(
@@ -47,13 +50,17 @@ def density(
     ([(0.0, 0.75), (2.0, 0.25)], True)
     """
     for name, value in (("probes", probes), ("steps", steps)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not whole(value) or value < 1:
             raise CurvlensError(f"{name}={value!r}, expected a whole number, 1 or more.")
     products = Products(operator, symmetric=True, progress=progress, seed=seed)
     n = products.n
     if exact or (exact is None and n <= probes * steps):
         return _full(products, seed)
     steps = min(steps, n)
+    if steps < min(FEWEST, n):
+        raise CurvlensError(
+            f"steps={steps}, expected {FEWEST} or more: fewer nodes leave the error of a density unknown."
+        )
     budget = available_bytes(products.device) // 4 if memory is None else parse_bytes(memory)
     room = budget // (n * products.dtype.itemsize) - 4
     if room < steps:
@@ -63,7 +70,7 @@ def density(
         )
     products.total = products.count + probes * steps
     basis = Basis(steps, n, dtype=products.dtype, device=products.device, store=store)
-    runs: list[tuple[Tensor, Tensor, Tensor]] = []
+    runs: list[Run] = []
     try:
         for i in range(probes):
             runs.append(_quadrature(products, basis, steps, seed, i))
@@ -74,8 +81,20 @@ def density(
     return _density(products, runs, seed, steps)
 
 
-def _quadrature(products: Products, basis: Basis, steps: int, seed: int, i: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, weights, and which nodes are eigenvalues, of one random direction."""
+@dataclass(frozen=True)
+class Run:
+    """The quadrature of one random direction."""
+
+    theta: Tensor
+    weights: Tensor
+    settled: Tensor
+    """Which nodes are eigenvalues."""
+    coarse: tuple[Tensor, Tensor]
+    """Nodes and weights after half of the steps."""
+
+
+def _quadrature(products: Products, basis: Basis, steps: int, seed: int, i: int) -> Run:
+    """Lanczos from one random direction, until its space is invariant."""
     probes = products.probes(seed)
     lanczos = Lanczos(products, basis, probes.direction(i), probes)
     while lanczos.size < steps:
@@ -83,23 +102,27 @@ def _quadrature(products: Products, basis: Basis, steps: int, seed: int, i: int)
         if lanczos.exhausted or lanczos.broke_down:
             break
     theta, S, residuals = lanczos.ritz()
-    return theta, S[0].square(), residuals <= SETTLED * lanczos.norm
+    half = max(lanczos.size // 2, 1) if not lanczos.broke_down else lanczos.size
+    coarse, R = torch.linalg.eigh(lanczos.T[:half, :half])
+    return Run(theta, S[0].square(), residuals <= SETTLED * lanczos.norm, (coarse, R[0].square()))
 
 
-def _density(products: Products, runs: list[tuple[Tensor, Tensor, Tensor]], seed: int, steps: int) -> Density:
+def _density(products: Products, runs: list[Run], seed: int, steps: int) -> Density:
     count = len(runs)
-    pieces = [_picture(*run) for run in runs]
+    pieces = [_picture(run.theta, run.weights, run.settled) for run in runs]
     measure = Measure(
         torch.cat([p.lower for p in pieces]),
         torch.cat([p.upper for p in pieces]),
         torch.cat([p.mass for p in pieces]) / count,
     )
-    rounding = 10 * products.eps * max(float(theta.abs().max()) for theta, _, _ in runs)
-    resolution = sum(_resolution(*run) for run in runs) / count
+    rounding = 10 * products.eps * max(float(run.theta.abs().max()) for run in runs)
+    resolution = sum(_resolution(run.theta, run.weights, run.settled) for run in runs) / count
     return Density(
-        nodes=torch.cat([theta for theta, _, _ in runs]),
-        weights=torch.cat([w for _, w, _ in runs]) / count,
-        probe=torch.cat([torch.full((len(run[0]),), i) for i, run in enumerate(runs)]),
+        nodes=torch.cat([run.theta for run in runs]),
+        weights=torch.cat([run.weights for run in runs]) / count,
+        probe=torch.cat([torch.full((len(run.theta),), i) for i, run in enumerate(runs)]),
+        coarse_nodes=torch.cat([run.coarse[0] for run in runs]),
+        coarse_weights=torch.cat([run.coarse[1] for run in runs]) / count,
         lower=measure.lower,
         upper=measure.upper,
         mass=measure.mass,
@@ -130,13 +153,14 @@ def _reach(theta: Tensor, weights: Tensor, settled: Tensor) -> tuple[Tensor, Ten
     zero = theta.new_zeros(1)
     right = torch.cat([gap * ratio.clamp(max=1), zero])
     left = torch.cat([zero, gap * (1 / ratio.clamp(min=1e-300)).clamp(max=1)])
-    return right, left
+    narrow = 1e-9 * theta.abs().max()  # is no width, but rounding
+    return right.where(right > narrow, 0.0), left.where(left > narrow, 0.0)
 
 
 def _resolution(theta: Tensor, weights: Tensor, settled: Tensor) -> float:
-    """How far the picture may be from the measure behind the nodes: an eighth of the spread, on average."""
+    """How far the picture may be from the measure behind the nodes: an eighth of the spread, more for few nodes."""
     right, left = _reach(theta, weights, settled)
-    return float((weights * (right + left)).sum()) / 16
+    return float((weights * (right + left)).sum()) / 16 * (1 + FEWEST / len(theta))
 
 
 def _sampling_error(measure: Measure, n: int, probes: int, seed: int) -> float:
@@ -176,6 +200,8 @@ def _full(products: Products, seed: int) -> Density:
         nodes=values,
         weights=weights,
         probe=torch.zeros(n, dtype=torch.long),
+        coarse_nodes=values,
+        coarse_weights=weights,
         lower=values,
         upper=values,
         mass=weights,

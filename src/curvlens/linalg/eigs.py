@@ -12,13 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
 from curvlens.linalg.basis import Basis, Store
 from curvlens.linalg.lanczos import Lanczos
-from curvlens.linalg.products import Products, Progress, warn
+from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.memory import available_bytes, parse_bytes, readable
 from curvlens.results import Eigs
 
@@ -26,6 +27,9 @@ Ends = Literal["largest", "smallest", "both", "magnitude"]
 
 ROOMY = 160
 """Basis vectors where memory is no question: restarts cost products, vectors only a pass over memory each step."""
+SHORTEST, CLEAR, PATIENCE = 8, 0.05, 40
+"""When a chain has shown that nothing is hidden: after 8 steps, if its end is clear of the wanted values, its residual
+being 1/20 of the distance; otherwise after as many steps as the search before it, 40 at least."""
 SMALL = 1000
 """Up to this size the basis may span the whole space, which ends every search."""
 
@@ -37,7 +41,7 @@ def eigs(
     *,
     tol: float | None = None,
     max_products: int | None = None,
-    start: Tensor | Eigs | None = None,
+    start: Tensor | np.ndarray | Eigs | None = None,
     seed: int = 0,
     memory: int | float | str | None = None,
     store: Store = "device",
@@ -51,7 +55,8 @@ def eigs(
     the residuals ‖A x − λ x‖ relative to the spectral norm (1e-8 in float64, 1e-5 in float32); an isolated eigenvalue
     is then far more accurate than that. ``start`` is a vector, or the `Eigs` of a nearby operator. ``memory`` bounds
     the basis, which lives on the device, on the CPU or in a file in the folder ``store``, in ``store_dtype``.
-    ``check_copies=False`` saves the search for hidden copies of repeated eigenvalues, some ten products or more.
+    ``check_copies=False`` saves the search for hidden copies of repeated eigenvalues: eight products where the wanted
+    values stand clear of the rest, and as many as the search before it where they do not.
 
     Ctrl-C, or ``max_products``, ends the search with what is there.
 
@@ -65,12 +70,11 @@ def eigs(
     search = _Search(products, plan, basis, _start(start, products), seed, check_copies)
     try:
         why = search.run()
-        interrupted = False
     except KeyboardInterrupt:
-        if search.lanczos.size < 2:
+        if search.lanczos.size < 2 or not search.lanczos.valid:
             raise
-        why, interrupted = f"interrupted after {products.count} products", True
-    return search.result(why, explicit=not interrupted)
+        return search.result(f"interrupted after {products.count} products", explicit=False)
+    return search.result(why, explicit=True)
 
 
 @dataclass(frozen=True)
@@ -110,14 +114,15 @@ def _plan(
     n = products.n
     if ends not in get_args(Ends):
         raise CurvlensError(f"ends={ends!r}, expected one of {', '.join(map(repr, get_args(Ends)))}.")
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+    if not whole(k) or k < 1:
         raise CurvlensError(f"k={k!r}, expected how many eigenvalues, 1 or more.")
+    k = int(k)
     if k > n:
         raise CurvlensError(f"k={k} eigenvalues asked of {products.operator!r}, which has {n}. Give k ≤ {n}.")
-    if tol is not None and not 0 < tol < 1:
+    if tol is not None and not (isinstance(tol, (int, float)) and 0 < tol < 1):
         raise CurvlensError(f"tol={tol}, expected a number between 0 and 1: a residual relative to the spectral norm.")
-    if max_products is not None and max_products < 1:
-        raise CurvlensError(f"max_products={max_products}, expected 1 or more.")
+    if max_products is not None and not (whole(max_products) and max_products >= 1):
+        raise CurvlensError(f"max_products={max_products!r}, expected a whole number, 1 or more.")
     dtype = products.dtype if store_dtype is None else store_dtype
     if not dtype.is_floating_point:
         raise CurvlensError(f"store_dtype={dtype}, expected a floating-point type, as torch.bfloat16.")
@@ -143,11 +148,12 @@ def _plan(
     return _Plan(k, ends, count, tol, limit, capacity, dtype, fixed + capacity * vector)
 
 
-def _start(start: Tensor | Eigs | None, products: Products) -> Tensor | None:
+def _start(start: Tensor | np.ndarray | Eigs | None, products: Products) -> Tensor | None:
     """One vector to start from: the sum of those given spans all of them after as many steps."""
     if start is None:
         return None
     vectors = start.vectors if isinstance(start, Eigs) else start
+    vectors = torch.from_numpy(vectors) if isinstance(vectors, np.ndarray) else vectors
     if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or vectors.shape[0] != products.n:
         given = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else f"a {type(vectors).__name__}"
         raise CurvlensError(f"start is {given}, expected a vector or columns of {products.n} numbers, or an Eigs.")
@@ -177,7 +183,8 @@ class _Search:
         plan, lanczos = self.plan, self.lanczos
         look = min(plan.count + 2, plan.capacity)
         while True:
-            if self.products.count >= plan.max_products:
+            # Each vector that is returned takes one more product.
+            if self.products.count >= max(plan.max_products - plan.count, 1):
                 return f"stopped at max_products={plan.max_products}"
             lanczos.step()
             full = lanczos.size == plan.capacity
@@ -191,16 +198,17 @@ class _Search:
             there = len(theta) > plan.count and bool((residuals[pick] <= 0.5 * plan.tol * self.scale).all())
             if there and (not self.check_copies or self._nothing_hidden(theta[pick])):
                 return "converged"
-            # Converged but for directions that were given up for a chain: they have to be taken up again.
-            blocked = not there and len(theta) > plan.count and bool(lanczos.given_up)
-            blocked = blocked and bool((lanczos.coupling * S[-1, pick].abs() <= 0.1 * plan.tol * self.scale).all())
+            # What is missing lies along directions that were given up for a chain: take them up again.
+            ahead = (lanczos.outward @ S[:, pick]).abs()
+            blocked = not there and bool(lanczos.given_up) and float(residuals[pick].max()) > 2 * float(ahead.max())
             begin_chain = there and self.check_copies and (self.chain is None or self._chain_is_used_up(theta[pick]))
             if full:
                 self._restart(theta, S, fresh=begin_chain)
             elif begin_chain:
                 lanczos.inject()
-            elif blocked:
-                lanczos.resume()
+            if blocked:
+                wanted = S[:, pick] if not full else torch.eye(lanczos.size, dtype=torch.float64)
+                lanczos.resume(wanted)
             if begin_chain:
                 self.chain, self.chain_start, self.before = lanczos.size, self.products.count, theta[pick]
             look = lanczos.size + (4 if self.chain is not None else max(1, lanczos.size // 10))
@@ -209,23 +217,22 @@ class _Search:
         """Whether the chain from an injected direction has seen its end of the spectrum, and it is not wanted."""
         if self.chain is None or not self._same(wanted):
             return False
-        alpha = self.lanczos.T[self.chain : self.lanczos.size, self.chain : self.lanczos.size]
-        if not len(alpha):
-            return False
-        if self.lanczos.broke_down:
-            return True
-        theta, S = torch.linalg.eigh(alpha)
-        reach = self.lanczos.coupling * S[-1].abs()
-        slack = self.plan.tol * self.scale
         spent = self.products.count - self.chain_start
-        # A chain as long as half the search before it had its chance, however slowly its end converges.
-        patient = spent >= max(10, (self.chain_start + 1) // 2)
+        # As long as the search before it, a chain had the chance that this had, however slowly its end converges.
+        if spent >= max(PATIENCE, self.chain_start):
+            return True
+        chain = self.lanczos.T[self.chain : self.lanczos.size, self.chain : self.lanczos.size]
+        if len(chain) < SHORTEST:
+            return self.lanczos.broke_down and len(chain) > 0
+        theta, S = torch.linalg.eigh(chain)
+        reach = self.lanczos.coupling * S[-1].abs()
         if self.plan.ends == "magnitude":
-            return patient or bool((theta.abs() + reach).max() <= wanted.abs().min() + slack)
+            last = int(theta.abs().argmax())
+            return bool(reach[last] <= CLEAR * (wanted.abs().min() - theta[last].abs()))
         k = self.plan.k
-        low = self.plan.ends == "largest" or bool((theta - reach)[0] >= wanted[:k].max() - slack)
-        high = self.plan.ends == "smallest" or bool((theta + reach)[-1] <= wanted[-k:].min() + slack)
-        return patient or (low and high)
+        low = self.plan.ends == "largest" or bool(reach[0] <= CLEAR * (theta[0] - wanted[:k].max()))
+        high = self.plan.ends == "smallest" or bool(reach[-1] <= CLEAR * (wanted[-k:].min() - theta[-1]))
+        return low and high
 
     def _same(self, wanted: Tensor) -> bool:
         return bool(((wanted - self.before).abs() <= 2 * self.plan.tol * self.scale).all())
@@ -251,23 +258,25 @@ class _Search:
         X = lanczos.basis.combine(S, products.dtype)
         lanczos.basis.rows = lanczos.basis.rows[:0].clone()
         if explicit:
-            X, values, residuals = self._polish(X)
+            try:
+                values, residuals = _polish(X, products)
+            except KeyboardInterrupt:
+                why = f"interrupted after {products.count} products"
         order = values.argsort()
-        values, residuals, X = values[order], residuals[order], X[:, order.to(X.device)]
+        values, residuals, vectors = values[order], residuals[order], X.rows[order.to(X.rows.device)].T
         scale = max(self.scale, float(values.abs().max()))
         converged = residuals <= plan.tol * scale
-        if bool(converged.all()) or len(values) < plan.count:
-            pass
-        elif why == "converged" or why.startswith("the basis"):
+        missing = plan.count - len(values)
+        if not bool(converged.all()) and (why == "converged" or why.startswith("the basis")):
             why = f"residuals do not fall below {float(residuals.max()) / scale:.0e} of the norm: rounding of products"
-        if not bool(converged.all()):
+        if missing or not bool(converged.all()):
             warn(
-                f"{int((~converged).sum())} of {len(values)} eigenpairs did not converge to tol={plan.tol:g}: {why}. "
-                "Their residuals say how far they are."
+                f"{missing + int((~converged).sum())} of {plan.count} eigenpairs did not converge to tol={plan.tol:g}: "
+                f"{why}. Residuals say how far they are."
             )
         return Eigs(
             values=values,
-            vectors=X,
+            vectors=vectors,
             residuals=residuals,
             converged=converged,
             why=why,
@@ -280,13 +289,19 @@ class _Search:
             provenance=products.provenance(seed=self.seed, basis=plan.capacity, check_copies=self.check_copies),
         )
 
-    def _polish(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Orthonormalise, multiply each vector, and take the best combinations of them."""
-        Q = torch.linalg.qr(X.double())[0] if X.dtype == torch.float64 else torch.linalg.qr(X)[0]
-        W = torch.stack([self.products(x) for x in Q.T], dim=1)
-        M = Q.T.double() @ W.double()
-        values, R = torch.linalg.eigh((M + M.T) / 2)
-        R = R.to(Q)
-        Q, W = Q @ R, W @ R
-        residuals = torch.stack([(W[:, i].double() - v * Q[:, i].double()).norm() for i, v in enumerate(values)])
-        return Q, values.cpu(), residuals.cpu()
+
+def _polish(X: Basis, products: Products) -> tuple[Tensor, Tensor]:
+    """Orthonormalise, multiply each vector, take the best combinations: values and residuals; X changes in place."""
+    count = X.capacity
+    for _ in range(2):
+        scales, R = torch.linalg.eigh(torch.stack([X.dots(count, X[i]) for i in range(count)]))
+        X.rotate(R / scales.clamp(min=1e-300).sqrt())
+    W = Basis(count, X.n, dtype=X.dtype, device=X.device, store="device")
+    for i in range(count):
+        W.put(i, products(X[i]))
+    M = torch.stack([X.dots(count, W[i]) for i in range(count)])
+    values, R = torch.linalg.eigh((M + M.T) / 2)
+    X.rotate(R)
+    W.rotate(R)
+    residuals = [(W[i].double() - v * X[i].double()).norm().cpu() for i, v in enumerate(values)]
+    return values, torch.stack(residuals)

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Literal, Unpack, overload
 
 from curvlens.errors import CurvlensError
+from curvlens.linalg.products import warn
 from curvlens.linalg.roots import all_blocks, has_roots
 from curvlens.linalg.sampling import Options, Quantity, estimate
 from curvlens.operators import Operator
@@ -79,7 +80,17 @@ def _dispatch(
         raise CurvlensError(f"by='block' needs a square operator of curvlens, which know their blocks: {operator!r}.")
     if has_roots(operator):
         return all_blocks(quantity, operator, samples, **options)
-    estimates = {name: estimate(quantity, operator[name], samples, **options) for name in operator.rows.names}
+    estimates: dict[str, Estimate] = {}
+    try:
+        for name in operator.rows.names:
+            estimates[name] = estimate(quantity, operator[name], samples, **options)
+            if estimates[name].note.startswith("interrupted"):
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        if not estimates:
+            raise
+        done = f"{len(estimates)} of {len(operator.rows.names)}"
+        warn(f"The {quantity} by block was interrupted: {done} blocks are there.")
     return ByBlock(estimates, quantity)
 
 

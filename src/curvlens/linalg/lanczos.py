@@ -32,12 +32,14 @@ class Lanczos:
         self.T = torch.zeros(basis.capacity, basis.capacity, dtype=torch.float64)
         self.size = 0
         """Vectors that were multiplied; the next one waits behind them."""
-        self.coupling = 0.0
-        """How strongly the last product points out of the basis."""
+        self.outward = torch.zeros(0, dtype=torch.float64)
+        """How far the product of each vector points along the one that waits."""
         self.given_up: list[tuple[Tensor, Tensor]] = []
         """Directions that did not get their turn, and how far the product of each vector points along them."""
         self.norm = 0.0
         """The largest ‖A v‖ seen: a lower bound of the spectral norm."""
+        self.valid = True
+        """False while vectors and T are being changed together."""
         self._fresh = 0
         self._waiting: Tensor
         eps = max(products.eps, float(torch.finfo(basis.dtype).eps))
@@ -51,6 +53,11 @@ class Lanczos:
         return self.size == self.basis.n
 
     @property
+    def coupling(self) -> float:
+        """How strongly products point along the vector that waits."""
+        return float(self.outward.norm())
+
+    @property
     def broke_down(self) -> bool:
         """Whether the span of the basis is invariant, to rounding."""
         return self.coupling <= self._tiny * self.norm
@@ -62,47 +69,52 @@ class Lanczos:
         w = self.products(v)
         if self._watch is not None:
             self._watch(v, w)
-        self.norm = max(self.norm, float(w.double().norm()))
         column = torch.zeros(j + 1, dtype=torch.float64)
-        self.coupling = self._orthogonalise(w, column)
+        self.norm = max(self.norm, float(w.double().norm()))
+        rest = self._orthogonalise(w, column)
+        self.valid = False
         self.T[: j + 1, j] = self.T[j, : j + 1] = column
         self.size = j + 1
-        if self.exhausted:
-            self.coupling = 0.0
-        elif self.size < self.basis.capacity:
-            if self.broke_down or not self._place(w, self.size):
-                self._give_up(None)
-                self._place_fresh(self.size)
-        else:
+        self.outward = torch.zeros(j + 1, dtype=torch.float64)
+        self.outward[j] = 0.0 if self.exhausted else rest
+        if self.size == self.basis.capacity:
             self._waiting = w
+        elif self.broke_down or not self._place(w, self.size):
+            self.outward.zero_()
+            self._place_fresh(self.size)
+        self.valid = True
 
     def inject(self) -> None:
         """Give up the direction that would come next for a random one, orthogonal to all: it finds what is repeated."""
-        self._give_up(None if self.broke_down else self.basis[self.size])
+        self._give_up(self.basis[self.size])
         self._place_fresh(self.size)
 
-    def resume(self) -> None:
-        """Take up the direction that was given up and that most is missing of."""
-        waiting = self.basis[self.size].clone()
-        most = max(range(len(self.given_up)), key=lambda i: float(self.given_up[i][1].norm()))
-        direction, _ = self.given_up.pop(most)
-        self._give_up(waiting)
-        if not self._place(direction.to(self.products.dtype), self.size):
-            self._place_fresh(self.size)  # the basis has it by now
+    def resume(self, S: Tensor) -> None:
+        """Take up the direction that was given up and that the vectors V S miss most."""
+        missing = [float((along @ S[: len(along)]).norm()) for _, along in self.given_up]
+        direction, along = self._clear(*self.given_up.pop(missing.index(max(missing))))
+        self._give_up(self.basis[self.size])
+        if direction is not None and self._place(direction, self.size):
+            self.outward[: len(along)] = along
+        else:  # the basis has it by now
+            self._place_fresh(self.size)
 
-    def _give_up(self, direction: Tensor | None, along: Tensor | None = None) -> None:
+    def _clear(self, direction: Tensor, along: Tensor) -> tuple[Tensor | None, Tensor]:
+        """A direction with the basis taken out, of length 1; None if nothing is left."""
+        w = direction.to(self.products.dtype, copy=True)
+        left = self._orthogonalise(w, torch.zeros(self.size, dtype=torch.float64))
+        return (w / left, along * left) if left > self._tiny else (None, along)
+
+    def _give_up(self, direction: Tensor) -> None:
         """Remember the direction that was to come next, and which products point along it."""
-        if along is None:
-            along = torch.zeros(self.size, dtype=torch.float64)
-            along[-1] = self.coupling
-        if direction is not None:
-            self.given_up.append((direction.clone(), along))
-        self.coupling = 0.0
+        if not self.broke_down:
+            self.given_up.append((direction.clone(), self.outward))
+        self.outward = torch.zeros(self.size, dtype=torch.float64)
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
         """Ritz values, ascending; their vectors in the basis; estimates of their residuals."""
         theta, S = torch.linalg.eigh(self.T[: self.size, : self.size])
-        squares = (self.coupling * S[-1]).square()
+        squares = (self.outward @ S).square()
         for _, along in self.given_up:
             squares = squares + (along @ S[: len(along)]).square()
         return theta, S, squares.sqrt()
@@ -111,15 +123,23 @@ class Lanczos:
         """Keep some Ritz vectors, the columns of S, and the direction that comes next (or a ``fresh`` one)."""
         p = S.shape[1]
         waiting = self._waiting if self.size == self.basis.capacity else self.basis[self.size].clone()
-        self.given_up = [(direction, along @ S[: len(along)]) for direction, along in self.given_up]
-        if fresh:
-            self._give_up(waiting / float(waiting.double().norm()), self.coupling * S[-1])
+        # What the vectors that are dropped have of a direction given up is settled in T: only the rest is missing.
+        cleared = [self._clear(direction, along) for direction, along in self.given_up]
+        self.valid = False
         self.basis.rotate(S)
         self.T.zero_()
         self.T[range(p), range(p)] = theta
+        self.given_up = [(direction, along @ S[: len(along)]) for direction, along in cleared if direction is not None]
+        self.outward = self.outward @ S
         self.size = p
-        if fresh or self.broke_down or not self._place(waiting, p):
+        if self.broke_down:
+            self.outward.zero_()
+            fresh = True
+        elif fresh:
+            self._give_up(waiting / float(waiting.double().norm()))
+        if fresh or not self._place(waiting, p):
             self._place_fresh(p)
+        self.valid = True
 
     def _orthogonalise(self, w: Tensor, column: Tensor) -> float:
         """Take the basis out of w, in place, until nothing of it is left; the norm that remains."""

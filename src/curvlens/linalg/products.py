@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,9 @@ from curvlens.operators import Operator, as_operator
 
 Progress = Callable[[int, int | None], None]
 """(products done, of how many; None where that is not known)."""
+
+LARGEST = 1e140
+"""Entries beyond this, or below its inverse, are refused."""
 
 _HERE = str(Path(__file__).parent)
 
@@ -56,7 +60,9 @@ class Products:
         if not isinstance(result, Tensor) or result.shape != v.shape:
             shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise CurvlensError(f"A product of {self.operator!r} with a vector of {self.n} gave {shape}.")
+        result = result.detach()
         self._check_finite(result)
+        self._check_size(result)
         self.tick()
         return result.to(device=self.device, dtype=self.dtype, copy=True)
 
@@ -77,6 +83,15 @@ class Products:
             f"Product {self.count + 1} of {self.operator!r} has {len(bad)} entries that are NaN or infinite, the first "
             f"at {first} (in {name!r}). Look at loss and parameters there; in half precision use model.float()."
         )
+
+    def _check_size(self, result: Tensor) -> None:
+        """Squares of what is far from 1 are 0 or infinite, and so would be norms and errors."""
+        size = float(result.abs().max())
+        if size > LARGEST or (self.count == 0 and 0 < size < 1 / LARGEST):
+            raise CurvlensError(
+                f"Product {self.count + 1} of {self.operator!r} has entries of size {size:.0e}: their squares leave "
+                f"the range of float64. Scale the operator, as in {1 / size:.0e} * H, and the results back."
+            )
 
     def _check_symmetry(self, seed: int) -> None:
         """⟨u, A v⟩ = ⟨v, A u⟩ for two random directions; two products."""
@@ -106,6 +121,11 @@ class Products:
         versions = {name: version(name) for name in ("curvlens", "torch", "numpy", "scipy")}
         versions["python"] = ".".join(map(str, sys.version_info[:3]))
         return {**self.operator.provenance(), **more, "versions": versions}
+
+
+def whole(value: Any) -> bool:
+    """Whether a value is a whole number, Python's or numpy's."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def warn(text: str) -> None:

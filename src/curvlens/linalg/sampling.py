@@ -14,7 +14,7 @@ from curvlens.errors import CurvlensError
 from curvlens.linalg.basis import Basis, Store
 from curvlens.linalg.deflation import Deflation, Outlook, deflate
 from curvlens.linalg.probes import Probes
-from curvlens.linalg.products import Products, Progress, warn
+from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.memory import available_bytes, parse_bytes
 from curvlens.results import Estimate
 
@@ -40,13 +40,13 @@ def effort(samples: int | None, rtol: float | None, max_samples: int | None) -> 
     if samples is not None and rtol is not None:
         raise CurvlensError("Give samples= or rtol=, not both; max_samples= bounds a search for rtol.")
     for name, value in (("samples", samples), ("max_samples", max_samples)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 2):
+        if value is not None and (not whole(value) or value < 2):
             raise CurvlensError(f"{name}={value!r}, expected a whole number of products, 2 or more.")
     if rtol is None:
-        return Effort(SAMPLES if samples is None else samples, None)
-    if not 0 < rtol < 1:
+        return Effort(SAMPLES if samples is None else int(samples), None)
+    if not (isinstance(rtol, (int, float)) and 0 < rtol < 1):
         raise CurvlensError(f"rtol={rtol}, expected a number between 0 and 1, as 0.01 for one percent.")
-    return Effort(10_000 if max_samples is None else max_samples, rtol)
+    return Effort(10_000 if max_samples is None else int(max_samples), rtol)
 
 
 class Options(TypedDict, total=False):
@@ -82,9 +82,9 @@ def estimate(
         return _exact(quantity, products)
     budget = available_bytes(products.device) // 4 if memory is None else parse_bytes(memory)
     room = max(budget // (n * products.dtype.itemsize) - 4, 0)
-    # At most half of the products go into the exact part.
-    most = min(max(plan.samples // 2, 1), n, 256, room)
-    basis = Basis(most, n, dtype=products.dtype, device=products.device, store=store)
+    # At most half of the products go into the exact part, and none of a few.
+    most = min(plan.samples // 2, n, 256, room)
+    basis = Basis(most if most > 3 else 0, n, dtype=products.dtype, device=products.device, store=store)
 
     def samples_left(spent: int, outlook: Outlook) -> float:
         if plan.rtol is None:
@@ -98,6 +98,9 @@ def estimate(
         return min(variance * (1.96 / max(plan.rtol * target, 1e-150)) ** 2, n - spent)
 
     parts = deflate(products, basis, probes, samples_left, diagonal=quantity == "diagonal")
+    hopeless = parts.outlook is not None and samples_left(parts.size, parts.outlook) >= n - parts.size
+    if plan.rtol is not None and n <= plan.samples and hopeless:
+        return _exact(quantity, products)
     run = _Run(quantity, products, parts, probes)
     note = ""
     try:

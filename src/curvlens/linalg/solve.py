@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.products import Products, Progress, warn
+from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.results import Solution
 
 Method = Literal["cg", "minres"]
@@ -48,8 +48,8 @@ def solve(
         raise CurvlensError(f"damping={damping}, expected a finite number.")
     if method not in ("cg", "minres", None):
         raise CurvlensError(f"method={method!r}, expected 'cg' or 'minres'.")
-    if max_products is not None and max_products < 1:
-        raise CurvlensError(f"max_products={max_products}, expected 1 or more.")
+    if max_products is not None and not (whole(max_products) and max_products >= 1):
+        raise CurvlensError(f"max_products={max_products!r}, expected a whole number, 1 or more.")
     if rtol is None:
         rtol = {torch.float64: 1e-8, torch.float32: 1e-4}.get(products.operator.dtype, 5e-2)
     limit = max_products or max(1000, min(10 * products.n, 10_000))
@@ -60,14 +60,26 @@ def solve(
     def product(v: Tensor) -> Tensor:
         return products(v) + damping * v
 
+    # Of size 1, whatever its units: squares of tiny numbers are 0.
+    unit = float(rhs.abs().max()) or 1.0
+    rhs, x = rhs / unit, x / unit
     size, why, history = _norm(rhs), "converged", []
+    best, best_x, stuck = math.inf, x.clone(), 0
     if size:
         r = rhs if start is None else rhs - product(x)
         steps = _conjugate_gradients(product, x, r) if method == "cg" else _minres(product, x, r)
         try:
             for residual in steps:
                 history.append(residual / size)
-                if history[-1] <= 0.9 * rtol:
+                if history[-1] < best * (1 - 1e-9):
+                    best, stuck = history[-1], 0
+                    best_x.copy_(x)
+                else:
+                    stuck += 1
+                if history[-1] <= max(0.9 * rtol, products.eps):  # below rounding a recurrence only pretends
+                    break
+                if stuck > (10 if method == "minres" else 200) or not history[-1] < 1e6 * max(best, 1):
+                    why = "the residual no longer falls: rounding, or a part of b that A + damping does not reach"
                     break
                 if products.count >= limit - 1:
                     why = f"stopped at max_products={limit}"
@@ -77,8 +89,8 @@ def solve(
         except KeyboardInterrupt:
             why = f"interrupted after {products.count} products"
         except _NegativeCurvatureError:
-            why = "A + damping has negative curvature, which cg cannot take: use method='minres' or more damping"
-    x = x if size else torch.zeros_like(x)
+            why = "a direction has no positive curvature, which cg cannot take: use method='minres' or more damping"
+    x = best_x if size else torch.zeros_like(x)
     residual = _norm(rhs - product(x)) / size if size else 0.0
     converged = residual <= rtol
     if not converged:
@@ -86,7 +98,7 @@ def solve(
             why = f"rounding of products: the recurrence said {history[-1]:.0e}"
         warn(f"The system was solved to a residual of {residual:.1e}, asked for was rtol={rtol:g}: {why}.")
     return Solution(
-        x=_like(products, x, b),
+        x=_like(products, x * unit, b),
         residual=residual,
         converged=converged,
         why=why,

@@ -7,10 +7,14 @@ import hashlib
 import json
 import math
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -38,25 +42,25 @@ class Result:
         return {name: _plain(value) for name, value in self._fields().items()}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write ``path.json`` and, for tensors with an axis, ``path.safetensors``; returns the first.
+        """Write ``path.json``, and tensors with an axis into a safetensors file that it names; returns the first.
 
-        Each file appears whole or not at all, the JSON file last.
+        A result that is there already is replaced as a whole: until the JSON file is, the old one can be read.
         """
-        text = _stem(path).with_name(_stem(path).name + ".json")
+        text = _json_file(path)
         tensors: dict[str, Tensor] = {}
-        fields = {name: _split(value, name, tensors) for name, value in self._fields().items()}
-        document: dict[str, Any] = {
-            "format": FORMAT,
-            "kind": type(self).__name__,
-            "curvlens": version("curvlens"),
-            "fields": fields,
-        }
-        text.parent.mkdir(parents=True, exist_ok=True)
-        if tensors:
-            content = save_tensors(tensors)
-            document["tensors"] = hashlib.sha256(content).hexdigest()
-            _write(_beside(text), content)
-        _write(text, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+        document: dict[str, Any] = {"format": FORMAT, "kind": type(self).__name__, "curvlens": version("curvlens")}
+        document["fields"] = {name: _split(value, tensors) for name, value in self._fields().items()}
+        with _explained(text):
+            text.parent.mkdir(parents=True, exist_ok=True)
+            old = _tensor_file(text, missing_ok=True)
+            if tensors:
+                content = save_tensors(tensors)
+                digest = hashlib.sha256(content).hexdigest()
+                document["tensors"] = {"file": f"{text.stem}.{digest[:16]}.safetensors", "sha256": digest}
+                _write(text.with_name(document["tensors"]["file"]), content)
+            _write(text, (json.dumps(document, indent=1) + "\n").encode())
+            if old is not None and old.name != document.get("tensors", {}).get("file"):
+                old.unlink(missing_ok=True)
         return text
 
     def _fields(self) -> dict[str, Any]:
@@ -65,9 +69,6 @@ class Result:
     @classmethod
     def _from_fields(cls, fields: dict[str, Any]) -> Result:
         return cls(**fields)
-
-
-Kind = TypeVar("Kind", bound=Result)
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -80,48 +81,95 @@ def load(path: str | os.PathLike[str]) -> Any:
     >>> float(load(path).value)
     3.0
     """
-    text = _stem(path).with_name(_stem(path).name + ".json")
-    try:
-        document = json.loads(text.read_text(encoding="utf-8"))
-        kind, fields = document["kind"], document["fields"]
-    except FileNotFoundError:
-        raise CurvlensError(f"There is no result at {str(text)!r}. Give the path that save() returned.") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CurvlensError(f"{str(text)!r} is no saved result: {error}.") from error
-    if document.get("format") != FORMAT or kind not in Result.kinds:
+    text = _json_file(path)
+    document = _read(text)
+    kind, fields = document.get("kind"), document.get("fields")
+    if document.get("format") != FORMAT or not isinstance(kind, str) or kind not in Result.kinds:
         raise CurvlensError(
             f"{str(text)!r} holds a {kind!r} in format {document.get('format')!r}; this version of curvlens reads "
             f"format {FORMAT}: {', '.join(sorted(Result.kinds))}. curvlens {document.get('curvlens')} wrote it."
         )
+    if not isinstance(fields, dict):
+        raise CurvlensError(f"{str(text)!r} is no complete {kind}: it has no fields.")
     tensors: dict[str, Tensor] = {}
-    if "tensors" in document:
+    file = _tensor_file(text)
+    if file is not None:
+        with _explained(file):
+            try:
+                content = file.read_bytes()
+            except FileNotFoundError:
+                raise CurvlensError(f"{text.name!r} needs {str(file)!r}, which is missing.") from None
+        if hashlib.sha256(content).hexdigest() != document["tensors"].get("sha256"):
+            raise CurvlensError(
+                f"{str(file)!r} is not the file that {text.name!r} was saved with: it was replaced or cut short."
+            )
         try:
-            content = _beside(text).read_bytes()
-            if hashlib.sha256(content).hexdigest() != document["tensors"]:
-                raise CurvlensError(
-                    f"{str(_beside(text))!r} is not the file that {text.name!r} was saved with: one of them was "
-                    "replaced or cut short."
-                )
             tensors = load_tensors(content)
-        except FileNotFoundError:
-            raise CurvlensError(f"{text.name!r} needs {str(_beside(text))!r}, which is missing.") from None
         except SafetensorError as error:
-            raise CurvlensError(f"{str(_beside(text))!r} is damaged: {error}.") from error
+            raise CurvlensError(f"{str(file)!r} is damaged: {error}.") from error
     try:
         return Result.kinds[kind]._from_fields({name: _join(value, tensors) for name, value in fields.items()})
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
         raise CurvlensError(f"{str(text)!r} is no complete {kind}: {error}.") from error
 
 
-def _stem(path: str | os.PathLike[str]) -> Path:
-    path = Path(path)
-    if path.name in ("", ".", ".."):
-        raise CurvlensError(f"{str(path)!r} names no file to save to. Give a path like 'run/eigs'.")
-    return path.with_suffix("") if path.suffix in (".json", ".safetensors") else path
+def require_tensors(result: Any, *names: str) -> None:
+    """Fields of a result that came from a file have to be what they say."""
+    for name in names:
+        if not isinstance(getattr(result, name), Tensor):
+            raise TypeError(f"{name} is a {type(getattr(result, name)).__name__}, expected a tensor")
 
 
-def _beside(text: Path) -> Path:
-    return text.with_suffix(".safetensors")
+def _json_file(path: str | os.PathLike[str]) -> Path:
+    given = os.fspath(path)
+    path = Path(given)
+    if path.name in ("", ".", "..") or str(given).endswith(("/", os.sep)):
+        raise CurvlensError(f"{str(given)!r} names no file to save to. Give a path like 'run/eigs'.")
+    stem = path.with_suffix("") if path.suffix == ".json" else path
+    return stem.with_name(stem.name + ".json")
+
+
+def _read(text: Path) -> dict[str, Any]:
+    with _explained(text):
+        try:
+            document = json.loads(text.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CurvlensError(f"There is no result at {str(text)!r}. Give the path that save() returned.") from None
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise CurvlensError(f"{str(text)!r} is no saved result: {error}.") from error
+    if not isinstance(document, dict):
+        raise CurvlensError(f"{str(text)!r} is no saved result: it holds a {type(document).__name__}.")
+    return document
+
+
+def _tensor_file(text: Path, *, missing_ok: bool = False) -> Path | None:
+    """The file with the tensors of a saved result, which is one of ours and lies beside it."""
+    try:
+        named = _read(text).get("tensors")
+    except CurvlensError:
+        if missing_ok:
+            return None
+        raise
+    if named is None:
+        return None
+    name = named.get("file") if isinstance(named, dict) else None
+    if not isinstance(name, str) or not re.fullmatch(rf"{re.escape(text.stem)}\.[0-9a-f]{{16}}\.safetensors", name):
+        if missing_ok:
+            return None
+        raise CurvlensError(
+            f"{str(text)!r} names {name!r} as the file of its tensors, which is not how they are called."
+        )
+    return text.with_name(name)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """What a file system says, in our words."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise CurvlensError(f"{str(path)!r} could not be read or written: {said}.") from error
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -130,14 +178,12 @@ def _write(path: Path, content: bytes) -> None:
     try:
         part.write_bytes(content)
         part.replace(path)
-    except OSError as error:
-        raise CurvlensError(f"{str(path)!r} could not be written: {error.strerror or error}.") from error
     finally:
         part.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if isinstance(value, (Tensor, np.ndarray)):
         return value.tolist()
     if isinstance(value, Result):
         return value.to_dict()
@@ -148,20 +194,25 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _split(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+def _split(value: Any, tensors: dict[str, Tensor]) -> Any:
     """A value for JSON; tensors with an axis go into the other file and leave their place."""
-    if isinstance(value, Tensor) and value.ndim:
-        tensors[place] = value.detach().cpu().contiguous()
-        return {"$tensor": place}
+    if isinstance(value, (Tensor, np.ndarray)) and value.ndim:
+        place = str(len(tensors))
+        kind = "$tensor" if isinstance(value, Tensor) else "$array"
+        # A copy: safetensors refuses tensors that share memory.
+        tensors[place] = torch.as_tensor(value).detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {kind: place}
     if isinstance(value, Tensor):
-        return {"$scalar": _split(value.item(), place, tensors)}
+        return {"$scalar": _split(value.item(), tensors)}
     if isinstance(value, Result):
-        fields = {k: _split(v, f"{place}/{k}", tensors) for k, v in value._fields().items()}
-        return {"$kind": type(value).__name__, "fields": fields}
+        return {
+            "$kind": type(value).__name__,
+            "fields": {k: _split(v, tensors) for k, v in value._fields().items()},
+        }
     if isinstance(value, dict):
-        return {"$dict": [[str(k), _split(v, f"{place}/{k}", tensors)] for k, v in value.items()]}
+        return {"$dict": [[str(k), _split(v, tensors)] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):
-        return [_split(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
+        return [_split(item, tensors) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": str(value)}
     return value
@@ -174,6 +225,8 @@ def _join(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value
     if "$tensor" in value:
         return tensors[value["$tensor"]]
+    if "$array" in value:
+        return tensors[value["$array"]].numpy()
     if "$scalar" in value:
         return torch.tensor(_join(value["$scalar"], tensors), dtype=torch.float64)
     if "$float" in value:

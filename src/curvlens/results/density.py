@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import scipy.stats
 import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.results.base import Provenance, Result
-from curvlens.results.estimate import Estimate
+from curvlens.results.base import Provenance, Result, require_tensors
+from curvlens.results.estimate import Estimate, check_level
 from curvlens.results.measure import Measure, wasserstein
 
 
@@ -30,6 +31,9 @@ class Density(Result):
     weights: Tensor
     probe: Tensor
     """Which probe a node belongs to."""
+    coarse_nodes: Tensor
+    coarse_weights: Tensor
+    """The same after half of the steps: what a function changes by then, it may change again."""
     lower: Tensor
     upper: Tensor
     mass: Tensor
@@ -41,6 +45,9 @@ class Density(Result):
     """The 1-Wasserstein distance to the true measure is below this with 95 % confidence."""
     products: int
     provenance: Provenance = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_tensors(self, "nodes", "weights", "probe", "coarse_nodes", "coarse_weights", "lower", "upper", "mass")
 
     @property
     def exact(self) -> bool:
@@ -71,22 +78,29 @@ class Density(Result):
         return self.measure.cdf(torch.as_tensor(x, dtype=torch.float64)).clamp(0, 1)
 
     def band(self, x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """A pointwise confidence band of `cdf`, from the known law of random directions."""
-        from scipy.stats import norm
-
-        F = self.cdf(x)
+        """A pointwise confidence band of `cdf`: the law of random directions, and where the mass of a node may lie."""
+        check_level(level)
+        x = torch.as_tensor(x, dtype=torch.float64)
         if self.exact:
-            return F, F
-        spread = (2 * F * (1 - F) / ((self.n + 2) * self.probes)).clamp(min=0).sqrt()
-        half = float(norm.ppf((1 + level) / 2)) * spread
-        return (F - half).clamp(min=0), (F + half).clamp(max=1)
+            return self.cdf(x), self.cdf(x)
+        # The mass of a node lies between its neighbours (Chebyshev, Markov, Stieltjes); an atom within rounding of it.
+        rounding = 1e-9 * float(self.nodes.abs().max())
+        low = Measure(self.upper, self.upper, self.mass).cdf(x - rounding).clamp(0, 1)
+        high = Measure(self.lower, self.lower, self.mass).cdf(x + rounding).clamp(0, 1)
+        z = float(scipy.stats.norm.ppf((1 + level) / 2))
+        scale = math.sqrt(2 / ((self.n + 2) * self.probes))
+        seen = 1 / (self.n * self.probes)
+        low, high = (F + sign * z * scale * (F * (1 - F) + seen).sqrt() for F, sign in ((low, -1), (high, 1)))
+        return low.clamp(min=0), high.clamp(max=1)
 
     def curve(self, points: int = 200, width: float | None = None) -> tuple[Tensor, Tensor]:
         """(x, density at x), smoothed by a Gaussian of standard deviation ``width`` (1/100 of the range)."""
         span = self._span()
         width = span / 100 if width is None else width
-        if not width > 0:
+        if not 0 < width < math.inf:
             raise CurvlensError(f"width={width}, expected a positive number.")
+        if points < 2:
+            raise CurvlensError(f"points={points}, expected 2 or more.")
         ends = float(self.lower.min()) - 3 * width, float(self.upper.max()) + 3 * width
         x = torch.linspace(*ends, points, dtype=torch.float64)
         edges = torch.stack([self.lower, self.upper])
@@ -104,27 +118,26 @@ class Density(Result):
     # Numbers
 
     def function(self, f: Callable[[Tensor], Tensor]) -> Estimate:
-        """(1/n) tr f(A) = Σ w f(λ): exact for polynomials of a degree below twice the steps."""
-        values = f(self.nodes)
-        if not isinstance(values, Tensor) or values.shape != self.nodes.shape:
-            raise CurvlensError("f has to map a tensor of eigenvalues to a tensor of the same shape, entry by entry.")
-        if not bool(torch.isfinite(values).all()):
-            bad = self.nodes[~torch.isfinite(values)]
-            raise CurvlensError(f"f is not finite at {len(bad)} of the eigenvalues, the first {float(bad[0]):g}.")
+        """(1/n) tr f(A) = Σ w f(λ): exact for polynomials of a degree below twice the steps.
+
+        The error is that of the probes, and what the value changed by from half of the steps to all of them.
+        """
+        values = _applied(f, self.nodes)
+        value = (self.weights * values).sum()
         if self.exact:
-            value = (self.weights * values).sum()
             return Estimate(value, torch.zeros_like(value), self.products, provenance=self.provenance)
-        return self._over_probes(self._by_probe(values))
+        change = float((self.coarse_weights * _applied(f, self.coarse_nodes)).sum() - value)
+        return self._over_probes(self._by_probe(values), change)
 
     def _by_probe(self, values: Tensor) -> Tensor:
         sums = torch.zeros(self.probes, dtype=torch.float64).index_add_(0, self.probe, self.weights * values)
         return sums * self.probes
 
-    def _over_probes(self, x: Tensor) -> Estimate:
+    def _over_probes(self, x: Tensor, change: float) -> Estimate:
         if self.probes == 1:
             stderr, dof = torch.tensor(math.inf, dtype=torch.float64), 1.0
         else:
-            stderr, dof = x.std() / math.sqrt(self.probes), float(self.probes - 1)
+            stderr, dof = (x.var() / self.probes + change**2).sqrt(), float(self.probes - 1)
         return Estimate(x.mean(), stderr, self.products, dof, provenance=self.provenance)
 
     def moment(self, power: int) -> Estimate:
@@ -151,14 +164,15 @@ class Density(Result):
 
     def effective_rank(self) -> Estimate:
         """(tr A)² / ‖A‖²_F: how many equal eigenvalues would have this trace and norm."""
-        if self.exact:
-            value = self.n * self.moment(1).value ** 2 / self.moment(2).value
+        square = self.moment(2).value
+        if self.exact or not float(square):
+            value = self.n * self.moment(1).value ** 2 / square if float(square) else torch.zeros_like(square)
             return Estimate(value, torch.zeros_like(value), self.products, provenance=self.provenance)
         first, second = self._by_probe(self.nodes), self._by_probe(self.nodes.square())
         value = self.n * first.mean() ** 2 / second.mean()
         if self.probes < 3:
-            spread = self._over_probes(first[:1]).stderr * math.inf
-            return Estimate(value, spread, self.products, 1.0, provenance=self.provenance)
+            unknown = torch.tensor(math.inf, dtype=torch.float64)
+            return Estimate(value, unknown, self.products, 1.0, provenance=self.provenance)
         count = self.probes
         left = (first.sum() - first) / (count - 1), (second.sum() - second) / (count - 1)
         each = self.n * left[0] ** 2 / left[1]
@@ -190,6 +204,8 @@ class Density(Result):
 
     def text(self, width: int = 72, height: int = 12) -> str:
         """A drawing for the terminal: the share of eigenvalues in each bin, on a logarithmic scale."""
+        if width < 10 or height < 1:
+            raise CurvlensError(f"A drawing of {width} × {height} characters is too small: 10 × 1 at least.")
         low, high = float(self.lower.min()), float(self.upper.max())
         pad = 0.02 * self._span()
         edges = torch.linspace(low - pad, high + pad, width + 1, dtype=torch.float64)
@@ -208,3 +224,14 @@ class Density(Result):
         if 0 <= zero < width:
             line[zero] = "┴"
         return "\n".join([*rows, "".join(line), "".join(marks)])
+
+
+def _applied(f: Callable[[Tensor], Tensor], nodes: Tensor) -> Tensor:
+    """f of eigenvalues, checked."""
+    values = f(nodes)
+    if not isinstance(values, Tensor) or values.shape != nodes.shape:
+        raise CurvlensError("f has to map a tensor of eigenvalues to a tensor of the same shape, entry by entry.")
+    if not bool(torch.isfinite(values).all()):
+        bad = nodes[~torch.isfinite(values)]
+        raise CurvlensError(f"f is not finite at {len(bad)} of the eigenvalues, the first {float(bad[0]):g}.")
+    return values

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.results.base import Provenance, Result
+from curvlens.results.base import Provenance, Result, require_tensors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,6 +39,9 @@ class Eigs(Result):
     shapes: dict[str, list[int]] = field(default_factory=dict)
     """The parameters that the vectors run over."""
     provenance: Provenance = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_tensors(self, "values", "vectors", "residuals", "converged")
 
     def __len__(self) -> int:
         return len(self.values)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.results.base import Provenance, Result
+from curvlens.results.base import Provenance, Result, require_tensors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,6 +34,9 @@ class Estimate(Result):
     """What a reader has to know: interrupted, accuracy not reached."""
     provenance: Provenance = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        require_tensors(self, "value", "stderr")
+
     @property
     def exact(self) -> bool:
         """Whether nothing was sampled."""
@@ -41,13 +44,12 @@ class Estimate(Result):
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """The confidence interval by Student's t."""
-        if not 0 < level < 1:
-            raise CurvlensError(f"level={level}, expected a probability between 0 and 1, as in interval(0.95).")
         half = self.half_width(level)
         return self.value - half, self.value + half
 
     def half_width(self, level: float = 0.95) -> Tensor:
         """Half the length of the interval."""
+        check_level(level)
         if self.exact:
             return torch.zeros_like(self.stderr)
         return self.stderr * float(scipy.stats.t.ppf((1 + level) / 2, self.dof))
@@ -83,10 +85,18 @@ def digits(value: float, error: float) -> int:
     return min(max(2 + math.floor(math.log10(abs(value))) - math.floor(math.log10(error)), 2), 12)
 
 
+def check_level(level: float) -> None:
+    """A confidence level is a probability."""
+    if not 0 < level < 1:
+        raise CurvlensError(f"level={level}, expected a probability between 0 and 1, as in interval(0.95).")
+
+
 class ByBlock(Result, Mapping[str, Estimate]):
     """One estimate for each block, by name: a mapping that prints as a table."""
 
     def __init__(self, blocks: Mapping[str, Estimate], what: str = "estimate") -> None:
+        if not all(isinstance(block, Estimate) for block in blocks.values()):
+            raise TypeError("every block has to be an Estimate")
         self._blocks = dict(blocks)
         self.what = what
 
