@@ -140,7 +140,7 @@ def test_curve_and_drawing() -> None:
     F = density.cdf(x)
     assert bool(((low <= F) & (high >= F)).all())
     drawing = density.text(width=60, height=8)
-    assert len(drawing.splitlines()) == 10
+    assert len(drawing.splitlines()) == 11
     assert max(map(len, drawing.splitlines())) <= 60
     assert "-2" in drawing
     for name in ("zero", "identity"):

@@ -75,6 +75,10 @@ def test_texts(results: dict[str, Any]) -> None:
     assert "±" in str(results["estimate"])
     assert "(exact)" in str(results["exact"])
     assert "6 of 6 converged" in repr(results["eigs"])
+    assert f"{results['estimate']:.1f}" == f"{float(results['estimate']):.1f}"
+    assert float(cl.eigs(A)) == pytest.approx(3)
+    assert "unknown" in str(results["single probe"])
+    assert "more …" in repr(cl.eigs(A, 30))
     assert "by block (21)" in repr(results["blocks"])
     assert "4 probes" in repr(results["density"])
     assert "cg, damping 1" in repr(results["solution"])

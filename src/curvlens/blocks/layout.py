@@ -55,6 +55,10 @@ class Layout:
             if not isinstance(item, str):
                 raise CurvlensError(f"A parameter is asked for by its name, a text; got a {type(item).__name__}.")
             hits = {item} if item in self.shapes else {name for name in self.shapes if fnmatchcase(name, item)}
+            if not hits and any(name.startswith(f"{item}.") for name in self.shapes):
+                raise CurvlensError(
+                    f"No parameter is called {item!r}, but some names begin so. For all of them: {item + '.*'!r}."
+                )
             if not hits:
                 raise CurvlensError(
                     f"No parameter is called {item!r} here (one that is frozen or was not chosen has no rows). "

@@ -46,9 +46,7 @@ def run_demo(*, steps: int, sequences: int, seed: int) -> None:
     )
     console.print(f"\nSpectral density of H: {spectrum}")
     console.print(spectrum.text(), markup=False, highlight=False)
-    console.print(
-        "The share of the eigenvalues in each bin, on a logarithmic scale: most are near 0, single ones stand out.\n"
-    )
+    console.print("┴ marks 0: most eigenvalues are near it, single ones stand out.\n")
     console.print(table(problem, norms))
     console.print(
         "Frobenius norms of the diagonal blocks, exact: every column of every block, in float64.\n"
@@ -76,7 +74,7 @@ def overview(problem: Problem, progress: Progress) -> tuple[Table, Density]:
     """Ends of the spectrum, trace and norm of H, G and F; the density of H."""
     result = Table(title="Curvature as a whole")
     result.add_column("operator")
-    for heading in ("smallest eigenvalue", "largest eigenvalue", "trace", "Frobenius norm"):
+    for heading in ("λ min", "λ max", "trace", "Frobenius norm"):
         result.add_column(heading, justify="right")
     task = progress.add_task("spectrum", total=None)
     for name, make in {"H": hessian, "G": ggn, "F": functional}.items():
@@ -87,7 +85,14 @@ def overview(problem: Problem, progress: Progress) -> tuple[Table, Density]:
             for what, estimate in (("trace", trace), ("norm", frobenius))
         ]
         pairs = zip(ends.values.tolist(), ends.residuals.tolist(), strict=True)
-        result.add_row(name, *(f"{value:.5g} ± {residual:.0e}" for value, residual in pairs), *map(str, sampled))
+        result.add_row(
+            name,
+            *(
+                f"{value:.5g} ± {residual:.0e}" if abs(value) > residual else f"0 ± {residual:.0e}"
+                for value, residual in pairs
+            ),
+            *map(str, sampled),
+        )
     spectrum = density(hessian(problem), probes=2, steps=80, progress=follow(progress, task, "density of H"))
     return result, spectrum
 

@@ -39,6 +39,7 @@ class Deflation:
     square: float
     diagonal: Tensor | None
     outlook: Outlook | None
+    interrupted: bool
     everything: bool
     """Whether Q spans the whole space, or all of the operator: nothing is left to sample."""
 
@@ -66,18 +67,25 @@ def deflate(
             diag.add_(q.double() * Aq.double())
 
     if not basis.capacity:
-        return Deflation(basis, 0, 0.0, 0.0, diag, None, everything=False)
+        return Deflation(basis, 0, 0.0, 0.0, diag, None, interrupted=False, everything=False)
     outlook: Outlook | None = None
     lanczos = Lanczos(products, basis, probes.direction(0), probes, watch)
-    while lanczos.size < basis.capacity:
-        lanczos.step()
-        if lanczos.exhausted:
-            break
-        if lanczos.size < 3:
-            continue
-        outlook = _outlook(lanczos, products.n)
-        if outlook.rest <= outlook.done or outlook.edge / outlook.rest * samples_left(lanczos.size, outlook) < 2.0:
-            break
+    interrupted = False
+    try:
+        while lanczos.size < basis.capacity:
+            lanczos.step()
+            if lanczos.exhausted:
+                break
+            if lanczos.size < 3:
+                continue
+            outlook = _outlook(lanczos, products.n)
+            pays = outlook.edge * samples_left(lanczos.size, outlook) >= 2.0 * outlook.rest
+            if outlook.rest <= outlook.done or not pays:
+                break
+    except KeyboardInterrupt:
+        if not lanczos.valid or not lanczos.size:
+            raise
+        interrupted = True
     return Deflation(
         basis,
         lanczos.size,
@@ -85,6 +93,7 @@ def deflate(
         square,
         diag,
         outlook,
+        interrupted,
         lanczos.exhausted,
     )
 

@@ -115,7 +115,7 @@ def _plan(
     if ends not in get_args(Ends):
         raise CurvlensError(f"ends={ends!r}, expected one of {', '.join(map(repr, get_args(Ends)))}.")
     if not whole(k) or k < 1:
-        raise CurvlensError(f"k={k!r}, expected how many eigenvalues, 1 or more.")
+        raise CurvlensError(f"k={k!r}, expected a whole number of eigenvalues, 1 or more.")
     k = int(k)
     if k > n:
         raise CurvlensError(f"k={k} eigenvalues asked of {products.operator!r}, which has {n}. Give k ≤ {n}.")
@@ -257,6 +257,7 @@ class _Search:
         values, residuals, S = theta[pick], residuals[pick], S[:, pick]
         X = lanczos.basis.combine(S, products.dtype)
         lanczos.basis.rows = lanczos.basis.rows[:0].clone()
+        residuals = residuals.clamp(min=10 * products.eps * self.lanczos.norm)  # estimates know nothing of rounding
         if explicit:
             try:
                 values, residuals = _polish(X, products)

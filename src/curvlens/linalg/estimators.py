@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, Unpack, overload
 
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, nearest
 from curvlens.linalg.products import warn
 from curvlens.linalg.roots import all_blocks, has_roots
 from curvlens.linalg.sampling import Options, Quantity, estimate
@@ -35,6 +35,7 @@ def trace(
     >>> trace(torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)))
     Estimate(6 (exact), 3 products)
     """
+    _check_names("trace", options)
     return _dispatch("trace", operator, samples, by, options)
 
 
@@ -54,6 +55,7 @@ def frobenius(
     >>> frobenius(torch.diag(torch.tensor([3.0, 4.0], dtype=torch.float64)))
     Estimate(5 (exact), 2 products)
     """
+    _check_names("frobenius", options)
     square = _dispatch("square", operator, samples, by, options)
     if isinstance(square, Estimate):
         return _root(square)
@@ -66,6 +68,7 @@ def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Option
     >>> diagonal(torch.diag(torch.tensor([3.0, 4.0], dtype=torch.float64))).value
     tensor([3., 4.], dtype=torch.float64)
     """
+    _check_names("diagonal", options)
     return estimate("diagonal", operator, samples, **options)
 
 
@@ -92,6 +95,14 @@ def _dispatch(
         done = f"{len(estimates)} of {len(operator.rows.names)}"
         warn(f"The {quantity} by block was interrupted: {done} blocks are there.")
     return ByBlock(estimates, quantity)
+
+
+def _check_names(function: str, options: Options) -> None:
+    """A typo in the name of an option, said with the name of the function that was called."""
+    known = ["samples", "by", *Options.__annotations__]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}. {nearest(name, known)}")
 
 
 def _root(square: Estimate) -> Estimate:

@@ -23,7 +23,7 @@ Progress = Callable[[int, int | None], None]
 LARGEST = 1e140
 """Entries beyond this, or below its inverse, are refused."""
 
-_HERE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent.parent)
 
 
 class Products:
@@ -131,6 +131,6 @@ def whole(value: Any) -> bool:
 def warn(text: str) -> None:
     """A warning at the line of the user, who called into this package."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, CurvlensWarning, stacklevel=level - 1)
+    warnings.warn(text, CurvlensWarning, stacklevel=level)

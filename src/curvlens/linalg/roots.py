@@ -28,6 +28,10 @@ from curvlens.results import ByBlock, Estimate
 NAMES: dict[Quantity, str] = {"trace": "trace", "square": "Frobenius norm", "diagonal": "diagonal"}
 
 
+LARGEST_GROUP = 32
+"""Samples whose pairs are taken together, and that an interrupt may cost."""
+
+
 def has_roots(operator: Operator) -> bool:
     """Whether the operator can be sampled as E u uᵀ."""
     return isinstance(operator, GaussNewton) and operator.has_roots
@@ -52,7 +56,7 @@ def all_blocks(
     products.probes(seed)  # checks the seed
     products.total = plan.samples if plan.rtol is None else None
     budget = available_bytes(operator.device) // 4 if memory is None else parse_bytes(memory)
-    group = min(budget // (operator.rows.size * operator.dtype.itemsize), plan.samples)
+    group = min(budget // (operator.rows.size * operator.dtype.itemsize), plan.samples, LARGEST_GROUP)
     if group < 2:
         raise CurvlensError(
             f"Two samples of {operator.rows.size} numbers need {readable(2 * operator.rows.size * 8)}, allowed are "

@@ -97,21 +97,27 @@ def estimate(
         }[quantity]
         return min(variance * (1.96 / max(plan.rtol * target, 1e-150)) ** 2, n - spent)
 
+    note = ""
     parts = deflate(products, basis, probes, samples_left, diagonal=quantity == "diagonal")
     hopeless = parts.outlook is not None and samples_left(parts.size, parts.outlook) >= n - parts.size
-    if plan.rtol is not None and n <= plan.samples and hopeless:
+    if plan.rtol is not None and n <= plan.samples and hopeless and not parts.interrupted:
         return _exact(quantity, products)
     run = _Run(quantity, products, parts, probes)
-    note = ""
+    if parts.interrupted:  # a few samples of the rest, without which there is no result
+        plan = Effort(products.count + 3, None)
     try:
         note = run.go(plan)
     except KeyboardInterrupt:
         if run.count < 2:
             raise
         note = f"interrupted after {products.count} products"
-        warn(f"The {quantity} was {note}; the error is that of what was done.")
+        if not parts.interrupted:
+            warn(f"The {quantity} was {note}; the error is that of what was done.")
     if note == "exact":
         return _exact(quantity, products)
+    if parts.interrupted:
+        note = f"interrupted after {products.count} products"
+        warn(f"The {quantity} was {note}; the error is that of what was done.")
     value, stderr = run.value()
     return Estimate(
         value=value,

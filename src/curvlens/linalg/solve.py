@@ -18,6 +18,9 @@ from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.results import Solution
 
 Method = Literal["cg", "minres"]
+PATIENCE = 100
+"""Steps without one percent of progress after which nothing is expected any more."""
+
 Product = Callable[[Tensor], Tensor]
 
 
@@ -52,7 +55,7 @@ def solve(
         raise CurvlensError(f"max_products={max_products!r}, expected a whole number, 1 or more.")
     if rtol is None:
         rtol = {torch.float64: 1e-8, torch.float32: 1e-4}.get(products.operator.dtype, 5e-2)
-    limit = max_products or max(1000, min(10 * products.n, 10_000))
+    limit = max_products or 2000
     method = method or ("cg" if products.operator.psd and damping >= 0 else "minres")
     rhs = _vector(products, b, "b")
     x = torch.zeros_like(rhs) if start is None else _vector(products, start, "start")
@@ -64,21 +67,20 @@ def solve(
     unit = float(rhs.abs().max()) or 1.0
     rhs, x = rhs / unit, x / unit
     size, why, history = _norm(rhs), "converged", []
-    best, best_x, stuck = math.inf, x.clone(), 0
+    best, best_x = math.inf, x.clone()
     if size:
         r = rhs if start is None else rhs - product(x)
         steps = _conjugate_gradients(product, x, r) if method == "cg" else _minres(product, x, r)
         try:
             for residual in steps:
                 history.append(residual / size)
-                if history[-1] < best * (1 - 1e-9):
-                    best, stuck = history[-1], 0
+                if history[-1] < best:
+                    best = history[-1]
                     best_x.copy_(x)
-                else:
-                    stuck += 1
                 if history[-1] <= max(0.9 * rtol, products.eps):  # below rounding a recurrence only pretends
                     break
-                if stuck > (10 if method == "minres" else 200) or not history[-1] < 1e6 * max(best, 1):
+                stuck = len(history) > PATIENCE and min(history[-PATIENCE:]) > 0.99 * min(history[:-PATIENCE])
+                if stuck or not history[-1] < 1e6 * max(best, 1):
                     why = "the residual no longer falls: rounding, or a part of b that A + damping does not reach"
                     break
                 if products.count >= limit - 1:

@@ -13,6 +13,7 @@ from torch import Tensor
 from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError
 from curvlens.operators.base import Operator, Progress
+from curvlens.problem import Problem
 
 
 def scale(operator: Operator, factor: Any) -> Operator:
@@ -112,7 +113,7 @@ class Wrapped(Operator):
         super().__init__(rows, columns, dtype=dtype, device=device, name=type(inner).__name__)
         self.inner = inner
         # A matrix can be looked at; of other operators symmetry has to be said.
-        if isinstance(inner, Tensor) and rows == columns:
+        if isinstance(inner, Tensor) and inner.layout == torch.strided and rows == columns:
             self.symmetric = bool(torch.equal(inner, inner.T))
         if isinstance(inner, np.ndarray) and rows == columns:
             self.symmetric = bool(np.array_equal(inner, inner.T))
@@ -165,6 +166,8 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
     """Any matrix or operator as ours; names, dtype and device of ``like`` are taken over where the shapes agree."""
     if isinstance(matrix, Operator):
         return matrix
+    if isinstance(matrix, Problem):
+        raise CurvlensError("A problem is no operator: say which one, as cl.hessian(problem) or cl.ggn(problem).")
     shape = getattr(matrix, "shape", None)
     if shape is None or len(shape) != 2 or not hasattr(matrix, "__matmul__"):
         raise CurvlensError(

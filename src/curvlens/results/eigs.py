@@ -68,14 +68,18 @@ class Eigs(Result):
 
     def __repr__(self) -> str:
         done = int(self.converged.sum())
-        head = f"Eigs({self.ends}, {done} of {len(self)} converged after {self.products} products: {self.why})"
-        rows = [
-            f"  {value: .10g}  residual {residual:.1e}{'' if ok else '  not converged'}"
-            for value, residual, ok in zip(
-                self.values.tolist(), self.residuals.tolist(), self.converged.tolist(), strict=True
-            )
-        ]
+        why = "" if self.why == "converged" else f", {self.why}"
+        head = f"Eigs({self.ends}, {done} of {len(self)} converged, {self.products} products{why})"
+        triples = zip(self.values.tolist(), self.residuals.tolist(), self.converged.tolist(), strict=True)
+        rows = [f"  {value: .9g} ± {residual:.0e}{'' if ok else '  not converged'}" for value, residual, ok in triples]
+        if len(rows) > 24:
+            rows = [*rows[:10], f"  … {len(rows) - 20} more …", *rows[-10:]]
         return "\n".join([head, *rows])
+
+    def __float__(self) -> float:
+        if len(self) != 1:
+            raise CurvlensError(f"There are {len(self)} eigenvalues; only a single one is a number. Use .values.")
+        return float(self.values[0])
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"

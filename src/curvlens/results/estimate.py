@@ -66,7 +66,12 @@ class Estimate(Result):
             return f"{tuple(self.value.shape)} numbers, standard errors up to {worst:.2g}"
         if self.exact:
             return f"{float(self.value):.6g} (exact)"
-        return f"{float(self.value):.{digits(float(self.value), float(self.stderr))}g} ± {float(self.stderr):.2g}"
+        if math.isinf(float(self.stderr)):
+            return f"{float(self.value):.4g} (one probe: error unknown)"
+        return with_error(float(self.value), float(self.stderr))
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if spec else str(self)
 
     def __repr__(self) -> str:
         note = f", {self.note}" if self.note else ""
@@ -78,11 +83,22 @@ class Estimate(Result):
         return f"<code>{html.escape(repr(self))}</code>"
 
 
-def digits(value: float, error: float) -> int:
-    """How many significant digits of a value its error leaves: two of the error's own."""
-    if not (error > 0 and math.isfinite(error) and value != 0 and math.isfinite(value)):
-        return 6
-    return min(max(2 + math.floor(math.log10(abs(value))) - math.floor(math.log10(error)), 2), 12)
+def with_error(value: float, error: float) -> str:
+    """``12.34 ± 0.05``: as many digits as the error, with two of its own, leaves.
+
+    >>> with_error(22.5139, 0.5), with_error(2.05e-7, 2e-8), with_error(259.450483, 7e-13), with_error(3e-6, 7e-5)
+    ('22.51 ± 0.50', '2.05e-07 ± 0.20e-07', '259.450483 ± 7e-13', '0.000003 ± 0.000070')
+    """
+    if not (error > 0 and math.isfinite(error) and math.isfinite(value)):
+        return f"{value:.6g} ± {error:.2g}"
+    top = math.floor(math.log10(max(abs(value), error)))
+    places = 1 - math.floor(math.log10(error))
+    if top + places > 11:
+        return f"{value:.9g} ± {error:.0e}"
+    if -7 < top < 6 and places < 9:
+        return f"{value:.{max(places, 0)}f} ± {error:.{max(places, 0)}f}"
+    unit, digits = 10.0**top, max(places + top, 0)
+    return f"{value / unit:.{digits}f}e{top:+03d} ± {error / unit:.{digits}f}e{top:+03d}"
 
 
 def check_level(level: float) -> None:
