@@ -89,6 +89,10 @@ def test_stagnation_keeps_the_best() -> None:
     singular = matrix(torch.cat([torch.zeros(50), torch.ones(50)]))
     with pytest.warns(cl.CurvlensWarning):
         assert solve(singular, rhs(100), method="cg").residual <= 1.0
+    with pytest.warns(cl.CurvlensWarning):
+        solution = solve(singular, rhs(100))
+    outside = singular @ rhs(100) - rhs(100)
+    assert solution.residual == pytest.approx(float(outside.norm() / rhs(100).norm()), rel=0.02)
 
 
 @pytest.mark.parametrize("unit", [1e-200, 1e-30, 1e100])

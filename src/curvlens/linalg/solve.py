@@ -74,10 +74,12 @@ def solve(
         try:
             for residual in steps:
                 history.append(residual / size)
-                if history[-1] < best:
+                # Progress by less than a percent may be a drift along what A does not see, with x growing for nothing.
+                if history[-1] < 0.99 * best:
                     best = history[-1]
                     best_x.copy_(x)
                 if history[-1] <= max(0.9 * rtol, products.eps):  # below rounding a recurrence only pretends
+                    best_x.copy_(x)
                     break
                 stuck = len(history) > PATIENCE and min(history[-PATIENCE:]) > 0.99 * min(history[:-PATIENCE])
                 if stuck or not history[-1] < 1e6 * max(best, 1):
@@ -135,30 +137,32 @@ def _conjugate_gradients(product: Product, x: Tensor, r: Tensor) -> Iterator[flo
 
 
 def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[float]:
-    """The smallest residual over the Krylov space: directions p whose images s = A p are orthonormal."""
-    r = r.clone()
+    """Paige and Saunders: the smallest residual over the Krylov space, by rotating the tridiagonal matrix upper."""
     residual = _norm(r)
     yield residual
-    p = r / residual
-    s = product(p)
-    older: list[tuple[Tensor, Tensor]] = []
-    tiny = 10 * float(torch.finfo(r.dtype).eps)
+    v, v_old = r / residual, torch.zeros_like(r)
+    d, d_old = torch.zeros_like(r), torch.zeros_like(r)
+    beta, c, s, delta, epsilon = 0.0, -1.0, 0.0, 0.0, 0.0
+    tiny, scale = 10 * float(torch.finfo(r.dtype).eps), 0.0
     while True:
-        before = _norm(s)
-        for p_old, s_old in older:
-            overlap = _dot(s, s_old)
-            p, s = p - overlap * p_old, s - overlap * s_old
-        size = _norm(s)
-        if size <= tiny * before or not size:
+        w = product(v)
+        alpha = _dot(v, w)
+        w = w - alpha * v - beta * v_old
+        beta = _norm(w)
+        scale = max(scale, abs(alpha), beta)
+        upper, pivot = c * delta + s * alpha, s * delta - c * alpha
+        delta, beyond = -c * beta, s * beta
+        gamma = math.hypot(pivot, beta)
+        if gamma <= tiny * scale:  # singular, and nothing of b is left that it reaches
             return
-        p, s = p / size, s / size
-        step = _dot(r, s)
-        x += step * p
-        r -= step * s
-        residual = _norm(r)
+        c, s = pivot / gamma, beta / gamma
+        d, d_old = (v - upper * d - epsilon * d_old) / gamma, d
+        x += c * residual * d
+        residual *= s
         yield residual
-        older = [*older[-1:], (p, s)]
-        p, s = s, product(s)
+        if beta <= tiny * scale:
+            return
+        v, v_old, epsilon = w / beta, v, beyond
 
 
 def _dot(u: Tensor, v: Tensor) -> float:
