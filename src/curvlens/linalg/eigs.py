@@ -9,29 +9,21 @@ what the vectors that are returned have.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from curvlens.errors import CurvlensError
 from curvlens.linalg.basis import Basis, Store
 from curvlens.linalg.lanczos import Lanczos
-from curvlens.linalg.products import Products, Progress, warn, whole
-from curvlens.memory import available_bytes, parse_bytes, readable
+from curvlens.linalg.plan import Ends, Plan, plan_search, start_vector
+from curvlens.linalg.products import Products, Progress, warn
 from curvlens.results import Eigs
 
-Ends = Literal["largest", "smallest", "both", "magnitude"]
-
-ROOMY = 160
-"""Basis vectors where memory is no question: restarts cost products, vectors only a pass over memory each step."""
 SHORTEST, CLEAR, PATIENCE = 8, 0.05, 40
 """When a chain has shown that nothing is hidden: after 8 steps, if its end is clear of the wanted values, its residual
 being 1/20 of the distance; otherwise after as many steps as the search before it, 40 at least."""
-SMALL = 1000
-"""Up to this size the basis may span the whole space, which ends every search."""
 
 
 def eigs(
@@ -65,9 +57,9 @@ def eigs(
     tensor([3.0000, 3.0000], dtype=torch.float64)
     """
     products = Products(operator, symmetric=True, progress=progress, seed=seed)
-    plan = _plan(products, k, ends, tol, max_products, memory, store, store_dtype)
+    plan = plan_search(products, k, ends, tol, max_products, memory, store, store_dtype)
     basis = Basis(plan.capacity, products.n, dtype=plan.dtype, device=products.device, store=store)
-    search = _Search(products, plan, basis, _start(start, products), seed, check_copies)
+    search = _Search(products, plan, basis, start_vector(start, products), seed, check_copies)
     try:
         why = search.run()
     except KeyboardInterrupt:
@@ -77,98 +69,11 @@ def eigs(
     return search.result(why, explicit=True)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What was asked for, checked, and what it will take."""
-
-    k: int
-    ends: Ends
-    count: int
-    """How many eigenvalues come back."""
-    tol: float
-    max_products: int
-    capacity: int
-    dtype: torch.dtype
-    memory: int
-
-    def wanted(self, theta: Tensor, count: int | None = None) -> Tensor:
-        """Indices of the wanted among ascending values; ``count`` of them, shared between both ends."""
-        n = len(theta)
-        count = min(self.count if count is None else count, n)
-        if self.ends == "magnitude":
-            return theta.abs().argsort(descending=True)[:count].sort().values
-        low = {"largest": 0, "smallest": count, "both": count // 2}[self.ends]
-        return torch.cat([torch.arange(low), torch.arange(n - (count - low), n)])
-
-
-def _plan(
-    products: Products,
-    k: int,
-    ends: Ends,
-    tol: float | None,
-    max_products: int | None,
-    memory: int | float | str | None,
-    store: Store,
-    store_dtype: torch.dtype | None,
-) -> _Plan:
-    n = products.n
-    if ends not in get_args(Ends):
-        raise CurvlensError(f"ends={ends!r}, expected one of {', '.join(map(repr, get_args(Ends)))}.")
-    if not whole(k) or k < 1:
-        raise CurvlensError(f"k={k!r}, expected a whole number of eigenvalues, 1 or more.")
-    k = int(k)
-    if k > n:
-        raise CurvlensError(f"k={k} eigenvalues asked of {products.operator!r}, which has {n}. Give k ≤ {n}.")
-    if tol is not None and not (isinstance(tol, (int, float)) and 0 < tol < 1):
-        raise CurvlensError(f"tol={tol}, expected a number between 0 and 1: a residual relative to the spectral norm.")
-    if max_products is not None and not (whole(max_products) and max_products >= 1):
-        raise CurvlensError(f"max_products={max_products!r}, expected a whole number, 1 or more.")
-    dtype = products.dtype if store_dtype is None else store_dtype
-    if not dtype.is_floating_point:
-        raise CurvlensError(f"store_dtype={dtype}, expected a floating-point type, as torch.bfloat16.")
-    count = min(2 * k if ends == "both" else k, n)
-    vector = n * dtype.itemsize
-    # The vectors that come back, and four in work, in the working dtype.
-    fixed = (count + 4) * n * products.dtype.itemsize
-    home = products.device if store == "device" else torch.device("cpu")
-    budget = available_bytes(home) // 4 if memory is None else parse_bytes(memory)
-    roomy = n if n <= SMALL else max(ROOMY, 3 * count)
-    capacity = min(n, roomy, (budget - fixed) // vector)
-    least = min(n, count + 8)
-    if capacity < least:
-        raise CurvlensError(
-            f"{count} eigenvectors of {n} numbers need {readable(fixed + least * vector)} at least, "
-            f"{readable(budget)} are allowed. Raise memory=, keep the basis in a file with store='some/folder', or in "
-            "store_dtype=torch.bfloat16."
-        )
-    if tol is None:
-        lowest = max(products.eps, float(torch.finfo(dtype).eps))
-        tol = 1e-8 if lowest < 1e-15 else 1e-5 if lowest < 1e-6 else 2e-2
-    limit = max(1000, 10 * capacity) if max_products is None else max_products
-    return _Plan(k, ends, count, tol, limit, capacity, dtype, fixed + capacity * vector)
-
-
-def _start(start: Tensor | np.ndarray | Eigs | None, products: Products) -> Tensor | None:
-    """One vector to start from: the sum of those given spans all of them after as many steps."""
-    if start is None:
-        return None
-    vectors = start.vectors if isinstance(start, Eigs) else start
-    vectors = torch.from_numpy(vectors) if isinstance(vectors, np.ndarray) else vectors
-    if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or vectors.shape[0] != products.n:
-        given = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else f"a {type(vectors).__name__}"
-        raise CurvlensError(f"start is {given}, expected a vector or columns of {products.n} numbers, or an Eigs.")
-    v = vectors.to(products.device, torch.float64)
-    v = v if v.ndim == 1 else v.sum(1)
-    if not bool(torch.isfinite(v).all()):
-        raise CurvlensError("start has entries that are NaN or infinite.")
-    return v.to(products.dtype)
-
-
 class _Search:
     """The loop around the factorisation: grow, look, restart, inject, end."""
 
     def __init__(
-        self, products: Products, plan: _Plan, basis: Basis, start: Tensor | None, seed: int, check_copies: bool
+        self, products: Products, plan: Plan, basis: Basis, start: Tensor | None, seed: int, check_copies: bool
     ) -> None:
         self.products, self.plan, self.check_copies = products, plan, check_copies
         self.seed = seed
