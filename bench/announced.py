@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ from bench.methods import reason
 from bench.model import FULL, QUICK, make_batch, make_model
 
 BUDGETS = ("1500MiB", "3000MiB")
+LONG = replace(FULL, batch=1, context=32)
+"""Vectors of the full length, and products that cost little."""
 
 
 def measure(*, quick: bool, budget: str) -> dict[str, Any]:
     """MiB announced by the result, and the peak above what the process held after a product."""
     warnings.simplefilter("ignore", cl.CurvlensWarning)
-    sizes = QUICK if quick else FULL
+    sizes = QUICK if quick else LONG
     model, batch = make_model(sizes), make_batch(sizes)
     H = cl.hessian(cl.Problem(model, [batch], cl.losses.CrossEntropy()))
     v = torch.randn(H.shape[1])

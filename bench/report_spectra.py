@@ -97,7 +97,7 @@ def _announced(results: Results) -> Table:
         ]
         rows.append([budget, *cells])
     notes = [
-        "MiB of `eigs(H, 5, memory=…)` on the model of the first table, searching until its basis is full or "
+        "MiB of `eigs(H, 5, memory=…)` on the model of the first table and one sequence of 32 tokens, searching until "
         "50 products are done: what the result announces, and the peak of resident memory above what the "
         "process held after a product, less what a product takes for itself."
     ]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.memory import available_bytes, readable
+from curvlens.memory import available_bytes, parse_bytes, readable
 
 logger = logging.getLogger("curvlens")
 
@@ -24,6 +24,15 @@ SLICE = 1 << 21
 """Entries of a slice: 16 MiB in float64."""
 
 Store = str | os.PathLike[str]
+
+
+def budget(memory: int | float | str | None, store: Store, device: torch.device) -> int:
+    """Bytes that may be used: what the user says, or a quarter of what is free where the vectors are to live."""
+    if memory is not None:
+        return parse_bytes(memory)
+    if store in ("device", "cpu"):
+        return available_bytes(device if store == "device" else torch.device("cpu")) // 4
+    return shutil.disk_usage(store).free // 4 if Path(store).is_dir() else available_bytes(torch.device("cpu")) // 4
 
 
 class Basis:

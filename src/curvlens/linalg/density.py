@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.basis import Basis, Store
+from curvlens.linalg.basis import Basis, Store, budget
 from curvlens.linalg.lanczos import Lanczos
 from curvlens.linalg.products import Products, Progress, warn, whole
-from curvlens.memory import available_bytes, parse_bytes
 from curvlens.results import Density
 from curvlens.results.measure import Measure, line_area
 
@@ -61,8 +60,7 @@ def density(
         raise CurvlensError(
             f"steps={steps}, expected {FEWEST} or more: fewer nodes leave the error of a density unknown."
         )
-    budget = available_bytes(products.device) // 4 if memory is None else parse_bytes(memory)
-    room = budget // (n * products.dtype.itemsize) - 4
+    room = budget(memory, store, products.device) // (n * products.dtype.itemsize) - 4
     if room < steps:
         raise CurvlensError(
             f"{steps} Lanczos steps on vectors of {n} numbers do not fit: memory for {max(room, 0)} is there. Raise "

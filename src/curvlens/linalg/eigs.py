@@ -106,7 +106,7 @@ class _Search:
             # What is missing lies along directions that were given up for a chain: take them up again.
             ahead = (lanczos.outward @ S[:, pick]).abs()
             blocked = not there and bool(lanczos.given_up) and float(residuals[pick].max()) > 2 * float(ahead.max())
-            begin_chain = there and self.check_copies and (self.chain is None or self._chain_is_used_up(theta[pick]))
+            begin_chain = there and self.check_copies and (self.chain is None or not self._same(theta[pick]))
             if full:
                 self._restart(theta, S, fresh=begin_chain)
             elif begin_chain:
@@ -140,11 +140,8 @@ class _Search:
         return low and high
 
     def _same(self, wanted: Tensor) -> bool:
+        """Whether the chain has brought nothing new; otherwise another one has to be sent."""
         return bool(((wanted - self.before).abs() <= 2 * self.plan.tol * self.scale).all())
-
-    def _chain_is_used_up(self, wanted: Tensor) -> bool:
-        """Whether the chain has brought something new, so that another one has to be sent."""
-        return not self._same(wanted)
 
     def _restart(self, theta: Tensor, S: Tensor, *, fresh: bool) -> None:
         """Keep the wanted and some beyond them: what lies next converges the slower the less of it is kept."""

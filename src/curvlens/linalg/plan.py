@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.basis import Store
+from curvlens.linalg.basis import Store, budget
 from curvlens.linalg.products import Products, whole
-from curvlens.memory import available_bytes, parse_bytes, readable
+from curvlens.memory import readable
 from curvlens.results import Eigs
 
 Ends = Literal["largest", "smallest", "both", "magnitude"]
@@ -77,15 +77,14 @@ def plan_search(
     vector = n * dtype.itemsize
     # The vectors that come back, and four in work, in the working dtype.
     fixed = (count + 4) * n * products.dtype.itemsize
-    home = products.device if store == "device" else torch.device("cpu")
-    budget = available_bytes(home) // 4 if memory is None else parse_bytes(memory)
+    allowed = budget(memory, store, products.device)
     roomy = n if n <= SMALL else max(ROOMY, 3 * count)
-    capacity = min(n, roomy, (budget - fixed) // vector)
+    capacity = min(n, roomy, (allowed - fixed) // vector)
     least = min(n, count + 8)
     if capacity < least:
         raise CurvlensError(
             f"{count} eigenvectors of {n} numbers need {readable(fixed + least * vector)} at least, "
-            f"{readable(budget)} are allowed. Raise memory=, keep the basis in a file with store='some/folder', or in "
+            f"{readable(allowed)} are allowed. Raise memory=, keep the basis in a file with store='some/folder', or in "
             "store_dtype=torch.bfloat16."
         )
     if tol is None:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.basis import Store
+from curvlens.linalg.basis import Store, budget
 from curvlens.linalg.products import Products, Progress, warn
 from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, effort
-from curvlens.memory import available_bytes, parse_bytes, readable
+from curvlens.memory import readable
 from curvlens.operators import Operator
 from curvlens.operators.curvature import GaussNewton
 from curvlens.results import ByBlock, Estimate
@@ -55,12 +55,13 @@ def all_blocks(
     products = Products(operator, symmetric=False, progress=progress)
     products.probes(seed)  # checks the seed
     products.total = plan.samples if plan.rtol is None else None
-    budget = available_bytes(operator.device) // 4 if memory is None else parse_bytes(memory)
-    group = min(budget // (operator.rows.size * operator.dtype.itemsize), plan.samples, LARGEST_GROUP)
+    allowed = budget(memory, "device", operator.device)
+    vector = operator.rows.size * operator.dtype.itemsize
+    group = min(allowed // vector, plan.samples, LARGEST_GROUP)
     if group < 2:
         raise CurvlensError(
-            f"Two samples of {operator.rows.size} numbers need {readable(2 * operator.rows.size * 8)}, allowed are "
-            f"{readable(budget)}. Raise memory=."
+            f"Two samples of {operator.rows.size} numbers need {readable(2 * vector)}, {readable(allowed)} are "
+            "allowed. Raise memory=."
         )
     groups: list[Tensor] = []
     note = ""

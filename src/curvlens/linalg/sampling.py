@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.basis import Basis, Store
+from curvlens.linalg.basis import Basis, Store, budget
 from curvlens.linalg.deflation import Deflation, Outlook, deflate
 from curvlens.linalg.probes import Probes
 from curvlens.linalg.products import Products, Progress, warn, whole
-from curvlens.memory import available_bytes, parse_bytes
 from curvlens.results import Estimate
 
 Quantity = Literal["trace", "square", "diagonal"]
@@ -80,8 +79,7 @@ def estimate(
     products.total = min(plan.samples, n) if plan.rtol is None else None
     if n <= plan.samples and (plan.rtol is None or n <= 2 * FEWEST):
         return _exact(quantity, products)
-    budget = available_bytes(products.device) // 4 if memory is None else parse_bytes(memory)
-    room = max(budget // (n * products.dtype.itemsize) - 4, 0)
+    room = max(budget(memory, store, products.device) // (n * products.dtype.itemsize) - 4, 0)
     # At most half of the products go into the exact part, and none of a few.
     most = min(plan.samples // 2, n, 256, room)
     basis = Basis(most if most > 3 else 0, n, dtype=products.dtype, device=products.device, store=store)
