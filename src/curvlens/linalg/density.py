@@ -187,12 +187,7 @@ def _sampling_error(measure: Measure, n: int, probes: int, seed: int) -> float:
 def _full(products: Products, seed: int) -> Density:
     """All eigenvalues, from the dense matrix."""
     n = products.n
-    products.total = products.count + n
-    matrix = torch.empty(n, n, dtype=torch.float64)
-    for i in range(n):
-        e = torch.zeros(n, dtype=products.dtype, device=products.device)
-        e[i] = 1
-        matrix[i] = products(e).double().cpu()
+    matrix = torch.stack([column.double().cpu() for column in products.columns()])
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
     weights = torch.full_like(values, 1 / n)
     return Density(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,14 @@ class Products:
         self._check_size(result)
         self.tick()
         return result.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def columns(self) -> Iterator[Tensor]:
+        """A e_i for every i: the matrix, column by column."""
+        self.total = self.count + self.n
+        for i in range(self.n):
+            e = torch.zeros(self.n, dtype=self.dtype, device=self.device)
+            e[i] = 1
+            yield self(e)
 
     def tick(self, more: int = 1) -> None:
         """Count work and tell of it."""

@@ -197,14 +197,9 @@ class _Run:
 
 def _exact(quantity: Quantity, products: Products) -> Estimate:
     """Column by column: fewer products than asked for."""
-    start = products.count
-    products.total = start + products.n
     diagonal = torch.zeros(products.n, dtype=torch.float64, device=products.device)
     square = 0.0
-    for i in range(products.n):
-        e = torch.zeros(products.n, dtype=products.dtype, device=products.device)
-        e[i] = 1
-        w = products(e)
+    for i, w in enumerate(products.columns()):
         diagonal[i] = w[i].double()
         square += float(w.double().square().sum())
     value = {
