@@ -105,7 +105,7 @@ def test_the_same_from_every_library() -> None:
 def test_mass_of_the_vectors() -> None:
     problem = small.problem()
     result = cl.eigs(cl.hessian(problem), 3)
-    mass = result.mass()
+    mass = result.mass("parameter")
     assert tuple(mass) == problem.layout.names
     torch.testing.assert_close(sum(mass.values()), torch.ones(3).double())
     name = problem.layout.names[0]

@@ -213,7 +213,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "product with a vector": (lambda: cl.hessian(problem()) * direction(242), "scaled by a real number"),
     "dense, but too large": (too_large, "Take a block"),
     "parameter with a wrong name": (lambda: make(params=["h.0.atn.q.weight"]), "Did you mean 'h.0.attn.q.weight'"),
-    "no parameter named": (lambda: make(params=[]), "No parameter was named"),
+    "no parameter named": (lambda: make(params=[]), "No block was named"),
     "frozen parameter named": (
         lambda: make(gpt().requires_grad_(False), params="pos.weight"),
         "'pos.weight' is frozen",

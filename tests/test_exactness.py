@@ -326,9 +326,9 @@ def test_value_and_output_weights_have_no_functional_part(attention: str, square
     value, output = "h.0.attn.v.*", "h.0.attn.o.*"
     assert float(part[value].dense().abs().max()) == 0
     assert float(part[output].dense().abs().max()) == 0
-    names = s.problem.layout
+    layout = s.problem.layout
     rows, columns = (
-        torch.cat([torch.arange(len(s.truth.theta))[s.truth.slices[n]] for n in names.match([block])])
+        torch.cat([torch.arange(len(s.truth.theta))[s.truth.slices[n]] for n in layout.select(block).names])
         for block in (value, output)
     )
     truth = s.truth.functional_directly[rows][:, columns]

@@ -79,7 +79,7 @@ def test_texts(results: dict[str, Any]) -> None:
     assert float(cl.eigs(A)) == pytest.approx(3)
     assert "unknown" in str(results["single probe"])
     assert "more …" in repr(cl.eigs(A, 30))
-    assert "by block (21)" in repr(results["blocks"])
+    assert "by block (12)" in repr(results["blocks"])
     assert "4 probes" in repr(results["density"])
     assert "cg, damping 1" in repr(results["solution"])
     for name in ("eigs", "density", "estimate"):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from curvlens.blocks import Layout
+from curvlens.blocks import Blocks, Family, map_blocks
 from curvlens.errors import CurvlensError, listing
 
 
@@ -22,8 +22,7 @@ def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn
     trainable = {name: p for name, p in everything.items() if p.requires_grad}
     if params is not None:
         wanted = [params] if isinstance(params, str) else list(params)
-        known = Layout({name: tuple(p.shape) for name, p in everything.items()})
-        names = known.match(_first_name(model, item, everything) for item in wanted)
+        names = _named(model, wanted)
         frozen = [name for name in names if name not in trainable and name in wanted]
         if frozen:
             raise CurvlensError(f"{listing(frozen)} is frozen. Call requires_grad_(True) on it, or leave it out.")
@@ -42,12 +41,30 @@ def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn
     return trainable
 
 
-def _first_name(model: nn.Module, name: str, known: Mapping[str, nn.Parameter]) -> str:
-    """A tied tensor goes by its first name; any of its names may be given."""
-    if not isinstance(name, str) or name in known:
-        return name
-    aliases = dict(model.named_parameters(remove_duplicate=False))
-    return next((first for first, p in known.items() if p is aliases.get(name)), name)
+def _named(model: nn.Module, wanted: Iterable[str]) -> list[str]:
+    """The parameters that names of parameters or blocks, or patterns, stand for."""
+    parts = map_blocks(model).find(wanted)
+    cut = [part for part in parts if not part.whole]
+    if cut:
+        raise CurvlensError(
+            f"{cut[0].key} is a part of {cut[0].parameter!r}, and parameters are chosen as a whole. Choose "
+            f"params={cut[0].parameter!r}, and the block from the operator, as in H['h.0.attn.q']."
+        )
+    return [part.parameter for part in parts]
+
+
+def named(model: nn.Module, chosen: Iterable[str], own: Mapping[str, str | Iterable[str]] | Family | None) -> Blocks:
+    """The map of the chosen parameters: by architecture, by the user's family, with the user's groups."""
+    if isinstance(own, Family):
+        return map_blocks(model, chosen, [own])
+    blocks = map_blocks(model, chosen)
+    if own is None:
+        return blocks
+    if not isinstance(own, Mapping):
+        raise CurvlensError(
+            f"blocks= is a {type(own).__name__}, expected a dict of patterns by name, or a curvlens.blocks.Family."
+        )
+    return blocks.grouped(own)
 
 
 def device_and_dtype(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> tuple[torch.device, torch.dtype]:

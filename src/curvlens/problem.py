@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from curvlens import batches
 from curvlens.batches import Data
-from curvlens.blocks import Layout
+from curvlens.blocks import Blocks, Family, Layout
 from curvlens.checks import (
     check_batch_norm,
     check_deterministic,
@@ -31,7 +31,7 @@ from curvlens.errors import CurvlensError, CurvlensWarning, listing
 from curvlens.exchange import Result, exchanged, lock_of
 from curvlens.losses import FromModel, as_loss
 from curvlens.memory import available_bytes, parse_bytes
-from curvlens.parameters import choose, device_and_dtype
+from curvlens.parameters import choose, device_and_dtype, named
 from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.precision import KeepFloat64, is_float64
@@ -46,10 +46,12 @@ class Problem:
         data: batches that can be gone through again and again: a list, a ``DataLoader`` without shuffling, or one batch
             (a tensor, a dict, a tuple).
         loss: one of `curvlens.losses`, or a function ``(outputs, batch) → (sum, count)``.
-        params: names or patterns of the parameters; all that require a gradient, if not given.
+        params: names or patterns of parameters or blocks; all that require a gradient, if not given.
         micro_batch: at most so many samples go through the model at a time. It changes memory and nothing else.
         memory: budget for graphs that are kept between products; half of what is free, if not given. Graphs that do not
             fit are rebuilt for every product, in smaller pieces where needed. It changes time and nothing else.
+        blocks: names of your own for groups of parameters, ``{"early": "h.[01].*"}`` (what is not named keeps its
+            block), or a `Family` of rules for an architecture that is not known.
 
     The problem follows the model: products after a training step are those at the new parameters.
 
@@ -69,6 +71,7 @@ class Problem:
         *,
         micro_batch: int | None = None,
         memory: int | float | str | None = None,
+        blocks: Mapping[str, str | Iterable[str]] | Family | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise CurvlensError(f"The model is a {type(model).__name__}, expected a torch.nn.Module.")
@@ -78,7 +81,7 @@ class Problem:
         self.loss_function = copy.copy(as_loss(loss)).for_model(model)
         self.micro_batch = micro_batch
         chosen = choose(model, params)
-        self.layout = Layout({name: tuple(p.shape) for name, p in chosen.items()})
+        self.layout = Layout({name: tuple(p.shape) for name, p in chosen.items()}, named(model, chosen, blocks))
         self.device, self.dtype = device_and_dtype(model, chosen)
         self.memory = available_bytes(self.device) // 2 if memory is None else parse_bytes(memory)
         self._theta: Tensor | None = None
@@ -99,6 +102,11 @@ class Problem:
             f"Problem({type(self.model).__name__}, {self.loss_function}, {len(self.layout.names)} parameters of "
             f"{self.layout.size} numbers, {str(self.dtype).removeprefix('torch.')} on {self.device}{tokens})"
         )
+
+    @property
+    def blocks(self) -> Blocks:
+        """The parameters by layer and role, under the same names for every architecture; `Blocks.by` for others."""
+        return self.layout.blocks
 
     # The loss and its gradient
 

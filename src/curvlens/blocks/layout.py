@@ -1,38 +1,57 @@
-"""The order of a flat vector: which entries belong to which parameter."""
+"""The order of a flat vector: which entries belong to which part of which parameter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
-from math import prod
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from curvlens.blocks.block import Block
+from curvlens.blocks.cutting import embed, extract
+from curvlens.blocks.map import Blocks
+from curvlens.blocks.parts import Part
 from curvlens.errors import CurvlensError, listing, nearest
 
 
 class Layout:
-    """Named parameters laid end to end, in the order of ``named_parameters()``, each in its storage order.
+    """Parts of parameters laid end to end, in the order of ``named_parameters()``, each in its storage order.
 
     >>> layout = Layout({"w": (2, 3), "b": (2,)})
     >>> layout.size, layout.slices["b"]
     (8, slice(6, 8, None))
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+    def __init__(self, parts: Mapping[str, tuple[int, ...]] | Iterable[Part], blocks: Blocks | None = None) -> None:
+        if isinstance(parts, Mapping):
+            parts = [Part(name, tuple(shape)) for name, shape in parts.items()]
+        self.parts = {part.key: part for part in parts}
+        self.shapes = {key: part.shape for key, part in self.parts.items()}
         self.slices: dict[str, slice] = {}
-        start = 0
-        for name, shape in self.shapes.items():
-            self.slices[name] = slice(start, start + prod(shape))
-            start += prod(shape)
-        self.size = start
+        self.size = 0
+        for key, part in self.parts.items():
+            self.slices[key] = slice(self.size, self.size + part.size)
+            self.size += part.size
+        self._map = blocks
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters, in order."""
+        """The parameters, in order; of a parameter that is there in part, how to cut it out."""
         return tuple(self.shapes)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The named blocks that lie here."""
+        parts = tuple(self.parts.values())
+        return Blocks.of_parameters(parts) if self._map is None else self._map.within(parts)
+
+    @cached_property
+    def whole(self) -> Layout:
+        """The whole parameters of which this has parts; itself, if nothing is cut."""
+        if all(part.whole for part in self.parts.values()):
+            return self
+        return Layout({part.parameter: part.full for part in self.parts.values()})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and list(self.shapes.items()) == list(other.shapes.items())
@@ -44,30 +63,25 @@ class Layout:
         return f"Layout({len(self.shapes)} parameters, {self.size} numbers)"
 
     def select(self, wanted: str | Iterable[str]) -> Layout:
-        """The part named by parameter names or patterns (``*``, ``?``), in the order of this layout."""
-        names = self.match(wanted if isinstance(wanted, Iterable) and not isinstance(wanted, str) else [wanted])
-        return Layout({name: self.shapes[name] for name in names})
+        """What is named by blocks, parameters or patterns (``*``, ``?``), in the order of this layout."""
+        names = wanted if isinstance(wanted, Iterable) and not isinstance(wanted, str) else [wanted]
+        return Layout(self.blocks.find(names), self.blocks)
 
-    def match(self, wanted: Iterable[str]) -> list[str]:
-        """The names that equal a wanted one or match it as a pattern."""
-        found: set[str] = set()
-        for item in wanted:
-            if not isinstance(item, str):
-                raise CurvlensError(f"A parameter is asked for by its name, a text; got a {type(item).__name__}.")
-            hits = {item} if item in self.shapes else {name for name in self.shapes if fnmatchcase(name, item)}
-            if not hits and any(name.startswith(f"{item}.") for name in self.shapes):
-                raise CurvlensError(
-                    f"No parameter is called {item!r}, but some names begin so. For all of them: {item + '.*'!r}."
-                )
-            if not hits:
-                raise CurvlensError(
-                    f"No parameter is called {item!r} here (one that is frozen or was not chosen has no rows). "
-                    f"{nearest(item, self.shapes)}"
-                )
-            found |= hits
-        if not found:
-            raise CurvlensError(f"No parameter was named. Known names: {listing(self.shapes)}.")
-        return [name for name in self.shapes if name in found]
+    def of(self, block: Block) -> Layout:
+        """A block that lies here."""
+        return Layout(block.parts, self.blocks)
+
+    # Between a layout and one that lies in it
+
+    def extract(self, inner: Layout, vectors: Tensor) -> Tensor:
+        """The entries of ``inner`` in vectors (size, …) of this layout."""
+        return vectors if inner == self else extract(tuple(self.parts.values()), tuple(inner.parts.values()), vectors)
+
+    def embed(self, inner: Layout, vectors: Tensor) -> Tensor:
+        """Vectors of this layout that are zero outside of ``inner``."""
+        return vectors if inner == self else embed(tuple(self.parts.values()), tuple(inner.parts.values()), vectors)
+
+    # Vectors by name
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat vector, by name and in the parameters' shapes."""

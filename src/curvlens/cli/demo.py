@@ -1,9 +1,9 @@
-"""``curvlens demo``: a small GPT learns to add; then its curvature, as a whole and parameter by parameter."""
+"""``curvlens demo``: a small GPT learns to add; then its curvature, as a whole and by layer and role."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +19,11 @@ from curvlens.operators import functional, ggn, hessian
 from curvlens.problem import Problem
 from curvlens.results import Density
 
-SAMPLES = 64
-CONFIG = GPTConfig(vocab=12, context=17, n_layer=1, n_head=1, d_model=16, d_mlp=48)
+CONFIG = GPTConfig(vocab=12, context=17, n_layer=2, n_head=2, d_model=16, d_mlp=48)
 
 
-def run_demo(*, steps: int, sequences: int, seed: int) -> None:
-    """Train, then compute and print spectra, estimates with their errors, and exact norms of all diagonal blocks."""
+def run_demo(*, steps: int, sequences: int, samples: int, seed: int) -> None:
+    """Train, then compute and print spectra and estimates with their errors, of the whole and of all blocks."""
     console = Console()
     torch.manual_seed(seed)
     model = GPT(CONFIG)
@@ -32,8 +31,8 @@ def run_demo(*, steps: int, sequences: int, seed: int) -> None:
     with Progress(*columns, console=console) as progress:
         train(model, steps, progress)
         problem = Problem(model.double().eval(), Addition().batch(sequences, seed=seed), CausalLM(shift=False))
-        whole, spectrum = overview(problem, progress)
-        norms = block_norms(problem, progress)
+        whole, spectrum = overview(problem, 2 * samples, progress)
+        tables = by_block(problem, samples, progress)
     loss, gradient = problem.loss(), problem.gradient()
     console.print(
         f"\n{problem.layout.size} parameters, {problem.n_tokens} digits to answer: loss {loss:.4f} "
@@ -42,16 +41,17 @@ def run_demo(*, steps: int, sequences: int, seed: int) -> None:
     console.print(whole)
     console.print(
         "Eigenvalues with their residuals, which bound the error; traces and norms with standard errors, from "
-        f"{SAMPLES} products each."
+        f"{2 * samples} products each."
     )
     console.print(f"\nSpectral density of H: {spectrum}")
     console.print(spectrum.text(), markup=False, highlight=False)
     console.print("┴ marks 0: most eigenvalues are near it, single ones stand out.\n")
-    console.print(table(problem, norms))
+    for found in tables:
+        console.print(found)
     console.print(
-        "Frobenius norms of the diagonal blocks, exact: every column of every block, in float64.\n"
-        "H is the Hessian, G its Gauss-Newton part, F its functional part; H = G + F.\n"
-        "Softmax does not see a key bias: its rows are zero, and what is printed is rounding."
+        f"Norms and traces with standard errors, from {samples} products with each block of H and F and "
+        f"{8 * samples} backward passes for all of G; eigenvalues with residuals.\n"
+        "H is the Hessian, G its Gauss-Newton part, F its functional part; H = G + F."
     )
 
 
@@ -70,7 +70,7 @@ def train(model: GPT, steps: int, progress: Progress) -> None:
         progress.update(task, advance=1, description=f"training, loss {loss.item():.3f}")
 
 
-def overview(problem: Problem, progress: Progress) -> tuple[Table, Density]:
+def overview(problem: Problem, samples: int, progress: Progress) -> tuple[Table, Density]:
     """Ends of the spectrum, trace and norm of H, G and F; the density of H."""
     result = Table(title="Curvature as a whole")
     result.add_column("operator")
@@ -81,16 +81,13 @@ def overview(problem: Problem, progress: Progress) -> tuple[Table, Density]:
         operator = make(problem)
         ends = eigs(operator, 1, "both", tol=1e-6, progress=follow(progress, task, f"eigenvalues of {name}"))
         sampled = [
-            estimate(operator, SAMPLES, progress=follow(progress, task, f"{what} of {name}"))
+            estimate(operator, samples, progress=follow(progress, task, f"{what} of {name}"))
             for what, estimate in (("trace", trace), ("norm", frobenius))
         ]
         pairs = zip(ends.values.tolist(), ends.residuals.tolist(), strict=True)
         result.add_row(
             name,
-            *(
-                f"{value:.5g} ± {residual:.0e}" if abs(value) > residual else f"0 ± {residual:.0e}"
-                for value, residual in pairs
-            ),
+            *(eigenvalue(value, residual) for value, residual in pairs),
             *map(str, sampled),
         )
     spectrum = density(hessian(problem), probes=2, steps=80, progress=follow(progress, task, "density of H"))
@@ -106,27 +103,43 @@ def follow(progress: Progress, task: TaskID, description: str) -> Callable[[int,
     return told
 
 
-def block_norms(problem: Problem, progress: Progress) -> dict[str, tuple[float, float, float]]:
-    """‖H_bb‖, ‖G_bb‖ and ‖F_bb‖ of every parameter b."""
-    operators = (hessian(problem), ggn(problem), functional(problem))
-    task = progress.add_task("curvature", total=len(operators) * problem.layout.size)
-    norms = {}
-    for name in problem.layout.names:
-        values = []
-        for operator in operators:
-            block = operator[name].dense(progress=lambda done, total: progress.advance(task))
-            values.append(block.norm().item())
-        norms[name] = (values[0], values[1], values[2])
-    return norms
+def by_block(problem: Problem, samples: int, progress: Progress) -> list[Table]:
+    """Norm, trace and largest eigenvalue of every diagonal block of H, G and F: one table each."""
+    operators = {"H": hessian(problem), "G": ggn(problem), "F": functional(problem)}
+    cells: dict[tuple[str, str, str], str] = {}
+    task = progress.add_task("blocks", total=3 * len(operators) * len(problem.blocks))
+    for letter, operator in operators.items():
+        progress.update(task, description=f"blocks of {letter}")
+        # Those of G come all from the same backward passes: many samples cost little.
+        spent = 8 * samples if letter == "G" else samples
+        for quantity, estimates in (
+            ("Frobenius norm", frobenius(operator, spent, by="block")),
+            ("trace", trace(operator, spent, by="block")),
+        ):
+            cells.update({(quantity, name, letter): str(estimate) for name, estimate in estimates.items()})
+            progress.advance(task, len(problem.blocks))
+        for name, block in operator.blocks().items():
+            top = eigs(block, 1, tol=1e-3, check_copies=False)
+            cells["λ max", name, letter] = eigenvalue(float(top.values[0]), float(top.residuals[0]))
+            progress.advance(task)
+    return [
+        table(quantity, list(problem.blocks), operators, cells) for quantity in ("Frobenius norm", "trace", "λ max")
+    ]
 
 
-def table(problem: Problem, norms: dict[str, tuple[float, float, float]]) -> Table:
-    """One row a parameter."""
-    result = Table(title="Curvature by parameter")
-    result.add_column("parameter")
-    for heading in ("numbers", "‖H‖", "‖G‖", "‖F‖"):
-        result.add_column(heading, justify="right")
-    for name, values in norms.items():
-        size = problem.layout.slices[name].stop - problem.layout.slices[name].start
-        result.add_row(name, str(size), *(f"{value:.3e}" for value in values))
+def table(quantity: str, blocks: list[str], letters: Iterable[str], cells: Mapping[tuple[str, str, str], str]) -> Table:
+    """One row a block, one column an operator."""
+    result = Table(title=f"{quantity} by layer and role")
+    result.add_column("block")
+    for letter in letters:
+        result.add_column(letter, justify="right")
+    for name in blocks:
+        result.add_row(name, *(cells[quantity, name, letter] for letter in letters))
     return result
+
+
+def eigenvalue(value: float, residual: float) -> str:
+    """An eigenvalue with the bound of its error."""
+    if not residual:
+        return f"{value:.4g}"
+    return f"{value:.4g} ± {residual:.0e}" if abs(value) > residual else f"0 ± {residual:.0e}"

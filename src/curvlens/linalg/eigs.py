@@ -189,6 +189,7 @@ class _Search:
             memory=plan.memory,
             ends=plan.ends,
             shapes={name: list(shape) for name, shape in products.operator.columns.shapes.items()},
+            blocks=products.operator.columns.blocks.to_dict(),
             provenance=products.provenance(seed=self.seed, basis=plan.capacity, check_copies=self.check_copies),
         )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack, get_args, overload
 
-from curvlens.errors import CurvlensError, nearest
+from curvlens.blocks import By
+from curvlens.errors import CurvlensError, listing, nearest
 from curvlens.linalg.products import warn
 from curvlens.linalg.roots import all_blocks, has_roots
 from curvlens.linalg.sampling import Options, Quantity, estimate
@@ -16,17 +17,15 @@ from curvlens.results import ByBlock, Estimate
 @overload
 def trace(operator: Any, samples: int | None = None, *, by: None = None, **options: Unpack[Options]) -> Estimate: ...
 @overload
+def trace(operator: Any, samples: int | None = None, *, by: By, **options: Unpack[Options]) -> ByBlock: ...
 def trace(
-    operator: Any, samples: int | None = None, *, by: Literal["block"], **options: Unpack[Options]
-) -> ByBlock: ...
-def trace(
-    operator: Any, samples: int | None = None, *, by: Literal["block"] | None = None, **options: Unpack[Options]
+    operator: Any, samples: int | None = None, *, by: By | None = None, **options: Unpack[Options]
 ) -> Estimate | ByBlock:
     """tr A, from ``samples`` products (32), or from as many as a relative accuracy takes.
 
-    ``by="block"`` gives the traces of all diagonal blocks; those of a Gauss–Newton matrix all come from the same
-    backward passes, one a sample. With as many samples as rows the result is exact. Ctrl-C ends the sampling with
-    what is there.
+    ``by="block"`` gives the traces of all diagonal blocks, by layer and role (or ``by="head"``, ``"layer"``,
+    ``"role"``, ``"parameter"``); those of a Gauss–Newton matrix all come from the same backward passes, one a sample.
+    With as many samples as rows the result is exact. Ctrl-C ends the sampling with what is there.
 
     Options: ``rtol`` instead of ``samples``, the half-width of the 95 % interval relative to the value, and
     ``max_samples`` to bound the search for it; ``seed``; ``memory`` for the vectors that are deflated, and ``store``,
@@ -44,11 +43,9 @@ def frobenius(
     operator: Any, samples: int | None = None, *, by: None = None, **options: Unpack[Options]
 ) -> Estimate: ...
 @overload
+def frobenius(operator: Any, samples: int | None = None, *, by: By, **options: Unpack[Options]) -> ByBlock: ...
 def frobenius(
-    operator: Any, samples: int | None = None, *, by: Literal["block"], **options: Unpack[Options]
-) -> ByBlock: ...
-def frobenius(
-    operator: Any, samples: int | None = None, *, by: Literal["block"] | None = None, **options: Unpack[Options]
+    operator: Any, samples: int | None = None, *, by: By | None = None, **options: Unpack[Options]
 ) -> Estimate | ByBlock:
     """‖A‖_F; arguments and options as for `trace`.
 
@@ -73,26 +70,27 @@ def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Option
 
 
 def _dispatch(
-    quantity: Quantity, operator: Any, samples: int | None, by: str | None, options: Options
+    quantity: Quantity, operator: Any, samples: int | None, by: By | None, options: Options
 ) -> Estimate | ByBlock:
     if by is None:
         return estimate(quantity, operator, samples, **options)
-    if by != "block":
-        raise CurvlensError(f"by={by!r}, expected 'block', or nothing for the operator as a whole.")
+    if by not in get_args(By):
+        raise CurvlensError(f"by={by!r}, expected one of {listing(get_args(By))}, or nothing for the whole operator.")
     if not isinstance(operator, Operator) or operator.rows != operator.columns:
-        raise CurvlensError(f"by='block' needs a square operator of curvlens, which know their blocks: {operator!r}.")
+        raise CurvlensError(f"by={by!r} needs a square operator of curvlens, which know their blocks: {operator!r}.")
     if has_roots(operator):
-        return all_blocks(quantity, operator, samples, **options)
+        return all_blocks(quantity, operator, samples, by=by, **options)
     estimates: dict[str, Estimate] = {}
+    blocks = operator.blocks(by)
     try:
-        for name in operator.rows.names:
-            estimates[name] = estimate(quantity, operator[name], samples, **options)
+        for name, block in blocks.items():
+            estimates[name] = estimate(quantity, block, samples, **options)
             if estimates[name].note.startswith("interrupted"):
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
         if not estimates:
             raise
-        done = f"{len(estimates)} of {len(operator.rows.names)}"
+        done = f"{len(estimates)} of {len(blocks)}"
         warn(f"The {quantity} by block was interrupted: {done} blocks are there.")
     return ByBlock(estimates, quantity)
 

@@ -10,12 +10,14 @@ backward pass gives u, and with it for every block b at once (`docs/math.md`, "A
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import scipy.stats
 import torch
 from torch import Tensor
 
+from curvlens.blocks import Blocks, By
+from curvlens.blocks.cutting import Pieces
 from curvlens.errors import CurvlensError
 from curvlens.linalg.basis import Store, budget
 from curvlens.linalg.products import Products, Progress, warn
@@ -42,6 +44,7 @@ def all_blocks(
     operator: Operator,
     samples: int | None = None,
     *,
+    by: By = "block",
     rtol: float | None = None,
     max_samples: int | None = None,
     seed: int = 0,
@@ -49,7 +52,7 @@ def all_blocks(
     store: Store = "device",
     progress: Progress | None = None,
 ) -> ByBlock:
-    """Trace, or squared Frobenius norm, of every block; the samples stay on the device, whatever ``store`` says."""
+    """Trace, or squared Frobenius norm, of all blocks; the samples stay on the device, whatever ``store`` says."""
     plan = effort(samples, rtol, max_samples)
     assert isinstance(operator, GaussNewton)
     products = Products(operator, symmetric=False, progress=progress)
@@ -65,9 +68,10 @@ def all_blocks(
         )
     groups: list[Tensor] = []
     note = ""
+    blocks = operator.rows.blocks.by(by)
     try:
-        for gram in _groups(products, operator, plan, seed, group):
-            groups.append(gram)
+        for U in _groups(products, operator, plan, seed, group):
+            groups.append(_squares(U, blocks) if quantity == "trace" else _grams(U, blocks))
             if plan.rtol is not None and sum(g.shape[1] for g in groups) >= FEWEST:
                 value, stderr, dof = _statistics(quantity, groups)
                 if _close_enough(quantity, value, stderr, dof, plan.rtol):
@@ -83,18 +87,18 @@ def all_blocks(
         warn(f"The {NAMES[quantity]} by block was {note}; the errors are those of what was done.")
     value, stderr, dof = _statistics(quantity, groups)
     sampled = sum(gram.shape[1] for gram in groups)
-    provenance = products.provenance(quantity=quantity, seed=seed, sampled=sampled, by="roots")
+    provenance = products.provenance(quantity=quantity, seed=seed, sampled=sampled, by=by, roots=True)
     return ByBlock(
         {
             name: Estimate(value[i], stderr[i], products.count, float(dof), note, provenance)
-            for i, name in enumerate(operator.rows.names)
+            for i, name in enumerate(blocks)
         },
         NAMES[quantity],
     )
 
 
 def _groups(products: Products, operator: GaussNewton, plan: Effort, seed: int, group: int) -> Iterator[Tensor]:
-    """Gram matrices (blocks, g, g) of groups of samples, each group a fresh one."""
+    """Groups of samples (g, n), each group a fresh one."""
     done = 0
     # Towards rtol, groups grow with what was done: few looks, and little beyond what is needed.
     size = min(group, plan.samples if plan.rtol is None else FEWEST)
@@ -102,12 +106,28 @@ def _groups(products: Products, operator: GaussNewton, plan: Effort, seed: int, 
         size = min(size, plan.samples - done)
         if plan.samples - done - size == 1:  # a single sample makes no pair
             size -= 1 if size > 2 else -1
-        U = operator.roots([seed * 1_000_003 + done + i for i in range(size)], _in_samples(products, size))
-        yield torch.stack([U[:, part].double() @ U[:, part].double().T for part in operator.rows.slices.values()]).cpu()
+        yield operator.roots([seed * 1_000_003 + done + i for i in range(size)], _in_samples(products, size))
         done += size
         products.tick(done - products.count)
         if plan.rtol is not None:
             size = min(group, max(FEWEST, math.ceil(0.3 * done)))
+
+
+def _squares(U: Tensor, blocks: Blocks) -> Tensor:
+    """‖u_b‖² for every block and sample, (blocks, g)."""
+    return _over_parts(U, blocks, lambda u: u.square().sum(0))
+
+
+def _grams(U: Tensor, blocks: Blocks) -> Tensor:
+    """⟨u_b, u'_b⟩ for every block and pair of samples, (blocks, g, g)."""
+    return _over_parts(U, blocks, lambda u: u.T @ u)
+
+
+def _over_parts(U: Tensor, blocks: Blocks, form: Callable[[Tensor], Tensor]) -> Tensor:
+    """A quadratic form of every block: the sum of that of its parts, (numbers, g) each."""
+    pieces = Pieces(blocks.order, U.T)
+    forms = ([form(pieces[part].double()) for part in block.parts] for block in blocks.values())
+    return torch.stack([torch.stack(form).sum(0) for form in forms]).cpu()
 
 
 def _in_samples(products: Products, size: int) -> Progress:
@@ -124,7 +144,7 @@ def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tenso
     """Value and standard error for each block, and the degrees of freedom."""
     count = sum(g.shape[1] for g in groups)
     if quantity == "trace":
-        x = torch.cat([g.diagonal(dim1=1, dim2=2) for g in groups], dim=1)
+        x = torch.cat(groups, dim=1)
         return x.mean(1), x.std(1) / math.sqrt(count), count - 1
     pairs = sum(g.shape[1] * (g.shape[1] - 1) // 2 for g in groups)
     # What every sample adds to the sum over pairs, and in how many pairs it is.

@@ -76,6 +76,7 @@ class CausalAttention(nn.Module):
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
         self.n_head, self.linear = c.n_head, c.attention == "linear"
+        self.head_dim = c.d_model // c.n_head
         self.q, self.k, self.v, self.o = (nn.Linear(c.d_model, c.d_model, bias=c.bias) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:

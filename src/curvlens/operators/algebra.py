@@ -149,11 +149,8 @@ class Restricted(Operator):
         self.inner = inner
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
-        padded = vectors.new_zeros(self.inner.columns.size, vectors.shape[1])
-        for name in self.columns.names:
-            padded[self.inner.columns.slices[name]] = vectors[self.columns.slices[name]]
-        result = self.inner._apply(padded, progress)
-        return torch.cat([result[self.inner.rows.slices[name]] for name in self.rows.names])
+        result = self.inner._apply(self.inner.columns.embed(self.columns, vectors), progress)
+        return self.inner.rows.extract(self.rows, result)
 
     def _block(self, rows: Layout, columns: Layout) -> Operator:
         return Restricted(self.inner, rows, columns)

@@ -15,7 +15,7 @@ import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
 
-from curvlens.blocks import Layout
+from curvlens.blocks import By, Layout
 from curvlens.errors import CurvlensError
 from curvlens.memory import available_bytes, readable
 from curvlens.results import Solution
@@ -63,7 +63,8 @@ class Operator:
             "shape": list(self.shape),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
-            "blocks": list(self.rows.names) if len(self.rows.names) <= 8 else f"{len(self.rows.names)} parameters",
+            "blocks": list(self.rows.blocks) if len(self.rows.blocks) <= 8 else f"{len(self.rows.blocks)} blocks",
+            "family": self.rows.blocks.family,
         }
 
     # What a subclass says
@@ -124,13 +125,24 @@ class Operator:
         return Identity(self)
 
     def __getitem__(self, key: Any) -> Operator:
-        """``H[a]`` is ``H[a, a]``; ``H[a, b]`` takes a vector of block b to block a; a list of names is their union."""
+        """``H[a]`` is ``H[a, a]``; ``H[a, b]`` takes a vector of block b to block a; a list of names is their union.
+
+        A name is that of a block (``h.3.attn.q``), a head (``h.3.attn.q.0``), a layer (``h.3``), a role (``attn.q``) or
+        a parameter, or a pattern.
+        """
         pair = key if isinstance(key, tuple) else (key, key)
         if len(pair) != 2:
             raise CurvlensError(
                 f"A block is H[rows, columns]; {len(pair)} names given. A union is a list: H[['a', 'b']]."
             )
         return self._block(self.rows.select(pair[0]), self.columns.select(pair[1]))
+
+    def blocks(self, by: By = "block") -> dict[str, Operator]:
+        """The diagonal blocks by name: by layer and role, or by head, layer, role or parameter."""
+        if self.rows != self.columns:
+            raise CurvlensError(f"{self!r} has no diagonal blocks: its rows are not its columns.")
+        layouts = {name: self.rows.of(block) for name, block in self.rows.blocks.by(by).items()}
+        return {name: self._block(layout, layout) for name, layout in layouts.items()}
 
     @property
     def T(self) -> Operator:  # noqa: N802 - as everywhere

@@ -59,7 +59,9 @@ class Curvature(Operator):
         self._convex = psd
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
-        return engine_of(self.problem).apply(self._product, self.rows, self.columns, vectors, progress)
+        rows, columns = self.rows.whole, self.columns.whole  # the engine knows whole parameters only
+        vectors = columns.embed(self.columns, vectors)
+        return rows.extract(self.rows, engine_of(self.problem).apply(self._product, rows, columns, vectors, progress))
 
     def _block(self, rows: Layout, columns: Layout) -> Curvature:
         return Curvature(self.problem, self._product, name=self.name, psd=self._convex, rows=rows, columns=columns)
@@ -104,21 +106,25 @@ class GaussNewton(Curvature):
 
     def roots(self, seeds: Sequence[int], progress: Progress | None = None) -> Tensor:
         """One u = Jᵀ M^½ z for each seed, as rows; E u uᵀ is this matrix. One backward pass each."""
-        root = self._root
+        root, whole = self._root, self.rows.whole
         assert root is not None
 
         def job(graph: Graph, j: int, retain: bool) -> Parts:
-            return graph.pull(self.rows.names, root(graph, seeds[j]), retain=retain)
+            return graph.pull(whole.names, root(graph, seeds[j]), retain=retain)
 
-        totals, count = engine_of(self.problem).sums(len(seeds), job, self.rows, self.columns, progress)
+        totals, count = engine_of(self.problem).sums(len(seeds), job, whole, whole, progress)
         # Independent terms: their sum is to be divided by the root of what their squares are divided by.
-        return torch.stack([t.over(math.sqrt(count)) for t in totals])
+        result = torch.empty(len(seeds), self.rows.size, dtype=self.dtype, device=self.device)
+        for row, total in zip(result, totals, strict=True):
+            row.copy_(whole.extract(self.rows, total.over(math.sqrt(count))))
+        return result
 
     def _quadratic(self, v: Tensor) -> float:
         """⟨J v, M J v⟩: half the cost of a product, since nothing is pulled back to the parameters."""
-        parts = self.columns.unflatten(v)
+        columns = self.columns.whole
+        parts = columns.unflatten(columns.embed(self.columns, v))
         total, count = 0.0, 0.0
-        for graph, _ in engine_of(self.problem).graphs(self.columns.names):
+        for graph, _ in engine_of(self.problem).graphs(columns.names):
             t = graph.push(parts)
             u = self._middle(graph, t)
             total += sum(float((x.double() * y.double()).sum()) for x, y in zip(t, u, strict=True))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
+from curvlens.blocks import Block, Blocks, By
+from curvlens.blocks.parts import parse
 from curvlens.errors import CurvlensError
 from curvlens.results.base import Provenance, Result, require_tensors
 
@@ -37,7 +38,9 @@ class Eigs(Result):
     """Bytes announced for the basis and the vectors, beside what a product of the operator needs."""
     ends: str = "largest"
     shapes: dict[str, list[int]] = field(default_factory=dict)
-    """The parameters that the vectors run over."""
+    """The parameters that the vectors run over, or how to cut them out."""
+    blocks: dict[str, list[str]] = field(default_factory=dict)
+    """The named blocks, and what each is made of."""
     provenance: Provenance = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,14 +49,24 @@ class Eigs(Result):
     def __len__(self) -> int:
         return len(self.values)
 
-    def mass(self) -> dict[str, Tensor]:
-        """The share of each parameter in each eigenvector, ‖x_b‖²: shares of a vector sum to 1."""
-        squares, start, result = self.vectors.double().square(), 0, {}
-        for name, shape in self.shapes.items():
-            stop = start + int(torch.Size(shape).numel())
-            result[name] = squares[start:stop].sum(0).cpu()
-            start = stop
-        return result
+    def mass(self, by: By = "block") -> dict[str, Tensor]:
+        """The share of each block in each eigenvector, ‖x_b‖²: shares of a vector sum to 1.
+
+        By block, layer, role or parameter; by head with ``problem.blocks.by("head").split(eigs.vectors)``.
+        """
+        if by == "head":
+            raise CurvlensError(
+                "A result does not keep the map by head. Use problem.blocks.by('head').split(eigs.vectors), and "
+                ".square().sum(0) of each."
+            )
+        order = [parse(key, tuple(shape)) for key, shape in self.shapes.items()]
+        named = self.blocks or {part.key: [part.key] for part in order}
+        blocks = [
+            Block(name, tuple(parse(key, tuple(self.shapes.get(key, ()))) for key in keys))
+            for name, keys in named.items()
+        ]
+        parts = Blocks(blocks, order).by(by).split(self.vectors.double())
+        return {name: x.square().sum(0).cpu() for name, x in parts.items()}
 
     def gaps(self) -> Tensor:
         """Differences of neighbours, λ_{i+1} − λ_i; with both ends, the one in the middle is no gap of the spectrum."""

@@ -1,0 +1,108 @@
+"""Sets of parts: what they share, and how vectors go from one set to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from curvlens.blocks.parts import Part
+from curvlens.errors import CurvlensError
+
+
+def intersection(part: Part, others: Iterable[Part]) -> list[Part]:
+    """What a part has in common with others, of which each lies in it, holds it, or has nothing of it."""
+    common = []
+    for other in others:
+        if other.parameter != part.parameter:
+            continue
+        if other.whole or other.key == part.key:
+            return [part]
+        inside = overlap(part, other)
+        if inside == part.size:
+            return [part]
+        if inside == other.size:
+            common.append(other)
+        elif inside:
+            raise CurvlensError(f"{part.key} and {other.key} overlap in {inside} numbers, and neither holds the other.")
+    return common
+
+
+def overlap(part: Part, other: Part) -> int:
+    """How many numbers two parts of one parameter share."""
+    if part.whole or other.whole:
+        return min(part.size, other.size)
+    mark = part.spread(torch.ones(part.size, dtype=torch.int8))
+    return int(other.take(mark).sum())
+
+
+def union(parts: Iterable[Part]) -> list[Part]:
+    """The parts without those that lie in another one, in the order of the parameter's storage."""
+    kept: list[Part] = []
+    for part in sorted({part.key: part for part in parts}.values(), key=lambda part: -part.size):
+        if not any(_holds(other, part) for other in kept):
+            kept.append(part)
+    return sorted(kept, key=_first)
+
+
+def _holds(outer: Part, inner: Part) -> bool:
+    if outer.parameter != inner.parameter:
+        return False
+    common = overlap(inner, outer)
+    if common and common != inner.size:
+        raise CurvlensError(f"{outer.key} and {inner.key} overlap in {common} numbers, and neither holds the other.")
+    return common == inner.size
+
+
+def _first(part: Part) -> int:
+    """Where in its parameter a part begins."""
+    if part.whole:
+        return 0
+    position, stride = 0, 1
+    index = (*part.index, *(None,) * (len(part.view) - len(part.index)))
+    for item, size in zip(reversed(index), reversed(part.view), strict=True):
+        position += stride * (0 if item is None else item if isinstance(item, int) else item[0])
+        stride *= size
+    return position
+
+
+class Pieces:
+    """Vectors (numbers, …) that run over some parts, to be looked at part by part."""
+
+    def __init__(self, parts: Sequence[Part], vectors: Tensor) -> None:
+        sizes = [part.size for part in parts]
+        self._own = dict(zip((part.key for part in parts), torch.split(vectors, sizes), strict=True))
+        self._of: dict[str, list[Part]] = {}
+        for part in parts:
+            self._of.setdefault(part.parameter, []).append(part)
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """The entries of a part that lies in these: a view where that is possible."""
+        if part.key in self._own:
+            return self._own[part.key]
+        spread = [other.spread(self._own[other.key]) for other in self._of[part.parameter]]
+        flat = spread[0] if len(spread) == 1 else torch.stack(spread).sum(0)
+        return part.take(flat).reshape(part.size, *flat.shape[1:])
+
+
+def extract(outer: Sequence[Part], inner: Sequence[Part], vectors: Tensor) -> Tensor:
+    """The entries of ``inner`` in vectors (numbers, …) that run over ``outer``, in which it lies."""
+    pieces = Pieces(outer, vectors)
+    return torch.cat([pieces[part] for part in inner]) if inner else vectors[:0]
+
+
+def embed(outer: Sequence[Part], inner: Sequence[Part], vectors: Tensor) -> Tensor:
+    """Vectors over ``outer`` that are zero outside of ``inner``."""
+    given = torch.split(vectors, [part.size for part in inner])
+    result = vectors.new_zeros(sum(part.size for part in outer), *vectors.shape[1:])
+    own = dict(zip((part.key for part in outer), torch.split(result, [part.size for part in outer]), strict=True))
+    for part, values in zip(inner, given, strict=True):
+        if part.key in own:
+            own[part.key].copy_(values)
+            continue
+        flat = part.spread(values)
+        for other in outer:
+            if other.parameter == part.parameter:
+                own[other.key].add_(other.take(flat).reshape(other.size, *vectors.shape[1:]))
+    return result

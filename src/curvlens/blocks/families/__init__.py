@@ -1,0 +1,14 @@
+"""One file a family: a module here with a ``FAMILY`` is known, and nothing else has to be told of it."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from curvlens.blocks.family import Family
+
+FAMILIES: tuple[Family, ...] = tuple(
+    import_module(f"{__name__}.{module.name}").FAMILY for module in pkgutil.iter_modules(__path__)
+)
+
+__all__ = ["FAMILIES"]

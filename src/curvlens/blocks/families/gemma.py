@@ -1,0 +1,14 @@
+"""Gemma 2 and 3: as Llama, with a norm before and one after each of attention and feed-forward."""
+
+from curvlens.blocks.families.llama import LAYER, RULES
+from curvlens.blocks.family import Family, each, norm
+
+FAMILY = Family(
+    "Gemma",
+    each(
+        norm(f"{LAYER}.post_attention_layernorm", "h.{i}.norm1_post"),
+        norm(f"{LAYER}.pre_feedforward_layernorm", "h.{i}.norm2"),
+        norm(f"{LAYER}.post_feedforward_layernorm", "h.{i}.norm2_post"),
+        RULES,
+    ),
+)

@@ -1,0 +1,32 @@
+"""Llama and those built like it: Mistral, Qwen2, Qwen3, Gemma, Mixtral, with grouped heads and mixtures of experts."""
+
+from curvlens.blocks.family import Family, Rule, each, embedding, heads_in, heads_out, linear, norm
+
+LAYER = "layers.{i}"
+
+RULES = each(
+    *(heads_out(f"{LAYER}.self_attn.{role}_proj", f"h.{{i}}.attn.{role}") for role in "qkv"),
+    heads_in(f"{LAYER}.self_attn.o_proj", "h.{i}.attn.o"),
+    norm(f"{LAYER}.self_attn.q_norm", "h.{i}.attn.q_norm"),
+    norm(f"{LAYER}.self_attn.k_norm", "h.{i}.attn.k_norm"),
+    *(linear(f"{LAYER}.mlp.{role}_proj", f"h.{{i}}.mlp.{role}") for role in ("gate", "up", "down")),
+    # Experts in one tensor, or one module each.
+    [
+        Rule(f"{LAYER}.mlp.gate.weight", "h.{i}.mlp.router", "out in"),
+        Rule(f"{LAYER}.mlp.experts.gate_up_proj", "h.{i}.mlp.*", "expert (gate/up out) in"),
+        Rule(f"{LAYER}.mlp.experts.down_proj", "h.{i}.mlp.down", "expert out in"),
+        Rule(f"{LAYER}.block_sparse_moe.gate.weight", "h.{i}.mlp.router", "out in"),
+        Rule(f"{LAYER}.block_sparse_moe.experts.{{e}}.w1.weight", "h.{i}.mlp.gate", "out in"),
+        Rule(f"{LAYER}.block_sparse_moe.experts.{{e}}.w3.weight", "h.{i}.mlp.up", "out in"),
+        Rule(f"{LAYER}.block_sparse_moe.experts.{{e}}.w2.weight", "h.{i}.mlp.down", "out in"),
+    ],
+    *(linear(f"{LAYER}.mlp.experts.{{e}}.{role}_proj", f"h.{{i}}.mlp.{role}") for role in ("gate", "up", "down")),
+    norm(f"{LAYER}.input_layernorm", "h.{i}.norm1"),
+    norm(f"{LAYER}.post_attention_layernorm", "h.{i}.norm2"),
+    embedding("embed_tokens", "embed"),
+    norm("norm", "final_norm"),
+    linear("lm_head", "unembed"),
+    linear("score", "classifier"),
+)
+
+FAMILY = Family("Llama", RULES)

@@ -1,0 +1,33 @@
+"""ViT of Hugging Face, in its present and its older layout of names."""
+
+from curvlens.blocks.family import Family, Rule, each, heads_in, heads_out, linear, norm
+
+QKV = {"q": "query", "k": "key", "v": "value"}
+
+FAMILY = Family(
+    "ViT",
+    each(
+        [
+            Rule("embeddings.cls_token", "cls", "x x out"),
+            Rule("embeddings.mask_token", "mask_token", "x x out"),
+            Rule("embeddings.position_embeddings", "pos", "x in out"),
+            Rule("embeddings.patch_embeddings.projection.weight", "embed", "out in in in"),
+            Rule("embeddings.patch_embeddings.projection.bias", "embed", "out"),
+        ],
+        *(heads_out(f"layers.{{i}}.attention.{role}_proj", f"h.{{i}}.attn.{role}") for role in "qkv"),
+        heads_in("layers.{i}.attention.o_proj", "h.{i}.attn.o"),
+        linear("layers.{i}.mlp.fc1", "h.{i}.mlp.up"),
+        linear("layers.{i}.mlp.fc2", "h.{i}.mlp.down"),
+        norm("layers.{i}.layernorm_before", "h.{i}.norm1"),
+        norm("layers.{i}.layernorm_after", "h.{i}.norm2"),
+        *(heads_out(f"layer.{{i}}.attention.attention.{name}", f"h.{{i}}.attn.{role}") for role, name in QKV.items()),
+        heads_in("layer.{i}.attention.output.dense", "h.{i}.attn.o"),
+        linear("layer.{i}.intermediate.dense", "h.{i}.mlp.up"),
+        linear("layer.{i}.output.dense", "h.{i}.mlp.down"),
+        norm("layer.{i}.layernorm_before", "h.{i}.norm1"),
+        norm("layer.{i}.layernorm_after", "h.{i}.norm2"),
+        norm("layernorm", "final_norm"),
+        linear("pooler.dense", "pooler"),
+        linear("classifier", "classifier"),
+    ),
+)

@@ -1,0 +1,45 @@
+"""``curvlens blocks``: the map of a model, as a table."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from curvlens.blocks import Block, Blocks, By, map_blocks
+from curvlens.cli.models import skeleton
+
+
+def show_blocks(target: str, by: By) -> None:
+    """Print the blocks of the model that is named."""
+    blocks = map_blocks(skeleton(target)).by(by)
+    console = Console()
+    console.print(table(blocks))
+    console.print(_summary(blocks), highlight=False)
+
+
+def table(blocks: Blocks) -> Table:
+    """One row a block."""
+    result = Table(title=f"Blocks, family {blocks.family or 'unknown'}", title_justify="left")
+    result.add_column("block", no_wrap=True)
+    result.add_column("numbers", justify="right")
+    result.add_column("heads", justify="right")
+    result.add_column("is", overflow="fold")
+    for block in blocks.values():
+        result.add_row(
+            " = ".join((block.name, *block.aliases)), f"{block.size:,}", str(block.n_heads or ""), _parts(block)
+        )
+    return result
+
+
+def _parts(block: Block, most: int = 4) -> str:
+    keys = [part.key for part in block.parts]
+    return "\n".join(keys[:most]) + (f"\nand {len(keys) - most} more" if len(keys) > most else "")
+
+
+def _summary(blocks: Blocks) -> str:
+    text = f"{len(blocks)} blocks, {blocks.size:,} numbers."
+    if blocks.family is None:
+        return f"{text} The architecture is not known: one block a parameter. Name your own with Problem(blocks=…)."
+    if blocks.unmapped:
+        return f"{text} Not named by the family: {', '.join(blocks.unmapped)}."
+    return text

@@ -1,0 +1,83 @@
+"""From what a user types to a model: a Hugging Face folder, name or type, or a function in a Python file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from curvlens.errors import CurvlensError, nearest
+
+
+def skeleton(target: str) -> nn.Module:
+    """The model without its weights: names and shapes are all that a map of blocks needs."""
+    if ":" in target and not Path(target).exists():
+        made = from_code(target)
+        if not isinstance(made, nn.Module):
+            raise CurvlensError(f"{target} gave a {type(made).__name__}, expected a torch.nn.Module.")
+        return made
+    config = _config(target)
+    with torch.device("meta"):
+        model: nn.Module = _architecture(config)(config)
+    return model
+
+
+def from_code(target: str) -> Any:
+    """What ``package.module:name`` or ``file.py:name`` is, or returns if it is a function. This runs that code."""
+    place, _, name = target.rpartition(":")
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        if spec is None or spec.loader is None or not Path(place).is_file():
+            raise CurvlensError(f"There is no file {place!r}. Expected file.py:name, as in train.py:make_model.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise CurvlensError(f"{error}. Expected package.module:name or file.py:name, got {target!r}.") from error
+    if not hasattr(module, name):
+        known = [key for key in vars(module) if not key.startswith("_")]
+        raise CurvlensError(f"{place} has no {name!r}. {nearest(name, known)}")
+    made = getattr(module, name)
+    return made if isinstance(made, nn.Module) or not callable(made) else made()
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise CurvlensError("Hugging Face models need transformers: pip install 'curvlens[hf]'.") from error
+
+
+def _config(target: str) -> Any:
+    """The configuration of a folder, of a model on the hub, or the default one of a type such as ``gpt2``."""
+    transformers = _transformers()
+    if not Path(target).exists() and target in transformers.CONFIG_MAPPING:
+        return transformers.AutoConfig.for_model(target)
+    try:
+        return transformers.AutoConfig.from_pretrained(target, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise CurvlensError(
+            f"{target!r} is no folder with a config.json, no model type of transformers and no file.py:function. "
+            f"{nearest(target, transformers.CONFIG_MAPPING)} The hub said: {first}"
+        ) from error
+
+
+def _architecture(config: Any) -> Any:
+    """The class that the configuration names; otherwise the one with a language-model head, or the bare model."""
+    transformers = _transformers()
+    for name in getattr(config, "architectures", None) or ():
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel):
+        if type(config) in auto._model_mapping:
+            return auto.from_config
+    raise CurvlensError(f"No model class is known for a {type(config).__name__}.")

@@ -1,0 +1,459 @@
+"""Named blocks: disjoint and covering, the right numbers for every architecture, and the same in every storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import curvlens as cl
+import small
+from cases import Case
+from curvlens.blocks import Blocks, Family, Rule, map_blocks
+from families import EXPECTED, FAMILY_CASES
+from lookalikes import Fused, Lens, gpt2, reference
+from truth import Truth
+
+GRANULARITIES = ("block", "head", "layer", "role", "parameter")
+
+every_family = pytest.mark.parametrize("case", FAMILY_CASES, ids=repr)
+
+
+@dataclass(frozen=True)
+class Setting:
+    problem: cl.Problem
+    truth: Truth
+
+    def product(self, v: Tensor) -> Tensor:
+        """The dense Hessian times a vector, by autodiff alone."""
+        theta = self.truth.theta.clone().requires_grad_()
+        (g,) = torch.autograd.grad(self.truth.loss(theta), theta, create_graph=True)
+        return torch.autograd.grad(g @ v, theta)[0]
+
+
+@cache
+def setting(case: Case) -> Setting:
+    model = case.model()
+    truth = Truth(model, case.batches, case.rows, square=case.square)
+    return Setting(cl.Problem(model, case.batches, case.loss), truth)
+
+
+def indices_of(blocks: Blocks) -> dict[str, Tensor]:
+    """Where in a flat vector the numbers of each block are."""
+    return blocks.split(torch.arange(blocks.size))
+
+
+# Every family
+
+
+@every_family
+def test_family_and_names(case: Case) -> None:
+    blocks = setting(case).problem.blocks
+    assert blocks.family == EXPECTED[case.name]
+    outside = {"encoder-post": 2, "encoder-pre": 2, "multihead": 2, "transformer": 2, "multihead-separate": 2}
+    outside |= {"timm": 2, "neox-like": 1}  # heads and norms of the tests' own around a family's layers
+    assert len(blocks.unmapped) == outside.get(case.name, 0), blocks.table()
+
+
+@every_family
+@pytest.mark.parametrize("by", GRANULARITIES)
+def test_disjoint_and_covering(case: Case, by: Any) -> None:
+    problem = setting(case).problem
+    blocks = problem.blocks.by(by)
+    together = torch.cat(list(indices_of(blocks).values()))
+    assert torch.equal(together.sort().values, torch.arange(problem.layout.size))
+    v = small.direction(problem.layout.size)
+    assert torch.equal(blocks.join(blocks.split(v)), v)
+    for name, part in blocks.split(v).items():
+        assert torch.equal(blocks[name].from_math(blocks[name].to_math(part)), part)
+        assert len(part) == blocks[name].size
+
+
+@every_family
+def test_heads_against_autodiff(case: Case) -> None:
+    """The first head of every block: its columns in the own rows, in those of its block and in those of another one."""
+    s = setting(case)
+    where = {**indices_of(s.problem.blocks), **indices_of(s.problem.blocks.by("head"))}
+    H = cl.hessian(s.problem)
+    blocks = list(s.problem.blocks.values())
+    for block, other in zip(blocks, [*blocks[1:], blocks[0]], strict=True):
+        name = block.heads[0].name if block.heads else block.name
+        v = torch.zeros(s.problem.layout.size, dtype=torch.float64)
+        v[where[name]] = small.direction(len(where[name]))
+        true = s.product(v)
+        for rows in (name, block.name, other.name):
+            error = H[rows, name] @ v[where[name]] - true[where[rows]]
+            assert float(error.norm()) <= 1e-10 * float(true.norm()), (rows, name)
+
+
+@pytest.mark.full
+@every_family
+def test_every_block_against_the_dense_hessian(case: Case) -> None:
+    s = setting(case)
+    true, H = s.truth.hessian, cl.hessian(s.problem)
+    for by in ("block", "head", "layer"):
+        for name, rows in indices_of(s.problem.blocks.by(by)).items():
+            error = H[name].dense() - true[rows][:, rows]
+            assert float(error.norm()) <= 1e-10 * float(true[rows].norm()), name
+
+
+# Symmetries that every head has, whatever its storage
+
+ROTARY = ("gpt-neox", "llama", "gemma", "gemma2", "mistral", "qwen2", "phi3", "mixtral")
+NORMED = ("qwen3", "gemma3", "mamba")
+"""Queries and keys are normed: a norm does not see their length, so other directions are the flat ones."""
+
+
+def gauge(problem: cl.Problem, layer: str, left: str, right: str, S: Tensor, j: int, group: int, sign: float) -> Tensor:
+    """The tangent of W_left → W_left (1 + ε S), W_right → W_right (1 − ε Sᵀ) or (1 − ε S) W_right, for one head."""
+    blocks, heads = problem.blocks, problem.blocks.by("head")
+    theta = blocks.by("head").split(problem.theta)
+    width = len(S)
+    parts = {}
+    for q in range(j * group, (j + 1) * group) if left == "q" else [j]:
+        block = heads[f"{layer}.{left}.{q}"]
+        parts[block.name] = block.from_math((block.to_math(theta[block.name]).view(-1, width) @ S).reshape(-1))
+    for o in range(j * group, (j + 1) * group) if right == "o" else [j]:
+        block = heads[f"{layer}.{right}.{o}"]
+        W = block.to_math(theta[block.name])
+        turned = S @ W.view(width, -1) if right == "o" else W.view(-1, width) @ S.T
+        parts[block.name] = block.from_math(sign * turned.reshape(-1))
+    return heads.join(parts)
+
+
+@every_family
+def test_gauge_directions_are_flat(case: Case) -> None:
+    problem = setting(case).problem
+    G = cl.ggn(problem)
+    layers = sorted({block.name.rsplit(".", 1)[0] for block in problem.blocks.values() if block.name.endswith(".v")})
+    assert layers or case.name == "mamba"
+    scale = float(cl.eigs(G, 1, tol=1e-3, check_copies=False).values[-1])
+    for layer in layers:
+        counts = {role: problem.blocks[f"{layer}.{role}"].n_heads for role in "qkvo"}
+        assert counts["q"] == counts["o"] > 1
+        assert counts["k"] == counts["v"] > 1
+        group = counts["q"] // counts["k"]
+        width = problem.blocks[f"{layer}.v"].heads[0].parts[0].in_math()[-1]
+        for j in range(counts["k"]):
+            S = small.direction(width * width, seed=j).view(width, width)
+            pairs = [("v", "o", S)]
+            if case.name not in NORMED and case.name not in ("gpt-linear",):
+                pairs.append(("q", "k", torch.eye(width, dtype=torch.float64) if case.name in ROTARY else S))
+            for left, right, turn in pairs:
+                v = gauge(problem, layer, left, right, turn, j, group, -1.0)
+                assert float((G @ v).norm()) <= 1e-11 * scale * float(v.norm()), (layer, left, j)
+                wrong = gauge(problem, layer, left, right, turn, j, group, 1.0)
+                assert float((G @ wrong).norm()) > 1e-7 * scale * float(wrong.norm()), (layer, left, j)
+
+
+# One model in several storages
+
+STORAGES: dict[str, Callable[[Any], nn.Module]] = {
+    "GPT-2": gpt2,
+    "TransformerLens": Lens,
+    "timm": lambda like: Fused(like, interleaved=False),
+    "GPT-NeoX": lambda like: Fused(like, interleaved=True),
+}
+
+
+def on_tokens(model: nn.Module) -> cl.Problem:
+    tokens = torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(0))
+    batch: Any = {"input_ids": tokens} if hasattr(model, "config") else tokens
+    return cl.Problem(model, batch, cl.losses.CausalLM())
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_same_numbers_in_every_storage(storage: str) -> None:
+    ours, theirs = on_tokens(reference()), on_tokens(STORAGES[storage](reference()))
+    assert ours.loss() == pytest.approx(theirs.loss(), rel=1e-13)
+    common = [name for name in ours.blocks if name in theirs.blocks]
+    assert len(common) >= 2 * 8
+    one, other = cl.hessian(ours), cl.hessian(theirs)
+    for name in ("h.0.attn.q", "h.1.attn.k", "h.0.attn.v", "h.1.attn.o", "h.1.mlp.up", "h.0.attn.v.1", "h.1.attn.o.0"):
+        a, b = (
+            ours.blocks.by("head" if name[-1].isdigit() else "block")[name],
+            theirs.blocks.by("head" if name[-1].isdigit() else "block")[name],
+        )
+        A, B = a.to_math(a.to_math(one[name].dense()).T), b.to_math(b.to_math(other[name].dense()).T)
+        assert small.relative(A, B) < 1e-11, name
+    mixed = "h.0.attn.q", "h.1.attn.v"
+    A = ours.blocks[mixed[0]].to_math(one[mixed].dense())
+    B = theirs.blocks[mixed[0]].to_math(other[mixed].dense())
+    A, B = ours.blocks[mixed[1]].to_math(A.T), theirs.blocks[mixed[1]].to_math(B.T)
+    assert small.relative(A, B) < 1e-11
+
+
+def test_multihead_attention_of_torch() -> None:
+    """Separate weights for keys and values of width 6, and one fused weight whose other columns are zero."""
+
+    class Model(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.width, narrow = width, None if width == 8 else width
+            self.attention = nn.MultiheadAttention(8, 2, kdim=narrow, vdim=narrow, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            keys = x[..., : self.width]
+            y: Tensor = self.attention(x, keys, keys, need_weights=False)[0]
+            return y
+
+    torch.manual_seed(0)
+    separate, fused = Model(6).double().eval(), Model(8).double().eval()
+    theirs, ours = separate.attention, fused.attention
+    with torch.no_grad():
+        padded = [nn.functional.pad(w, (0, 8 - w.shape[1])) for w in (theirs.q_proj_weight, theirs.k_proj_weight)]
+        padded.append(nn.functional.pad(theirs.v_proj_weight, (0, 2)))
+        ours.in_proj_weight.copy_(torch.cat(padded))
+        ours.in_proj_bias.copy_(theirs.in_proj_bias.normal_())
+        ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+    data = (torch.randn(3, 4, 8, dtype=torch.float64), torch.randn(3, 4, 8, dtype=torch.float64))
+    one, other = (cl.Problem(model, data, cl.losses.MSE()) for model in (separate, fused))
+    assert list(one.blocks) == list(other.blocks) == ["attn.q", "attn.k", "attn.v", "attn.o"]
+    for name in one.blocks:
+        a, b = one.blocks[name], other.blocks[name]
+        A = a.to_math(a.to_math(cl.hessian(one)[name].dense()).T)
+        B = b.to_math(b.to_math(cl.hessian(other)[name].dense()).T)
+        both = torch.cat([torch.arange(a.size - 8), torch.arange(b.size - 8, b.size)])
+        assert small.relative(A, B[both][:, both]) < 1e-11, name
+
+
+# Names
+
+
+def test_tied_tensors_are_one_block_with_all_names() -> None:
+    problem = cl.Problem(small.gpt(tied=True), small.tokens_and_labels(), cl.losses.CrossEntropy())
+    assert problem.blocks["embed"].aliases == ("unembed",)
+    assert problem.blocks["unembed"] is problem.blocks["embed"]
+    assert "unembed" not in list(problem.blocks)
+    H = cl.hessian(problem)
+    v = small.direction(problem.blocks["embed"].size)
+    assert torch.equal(H["embed"] @ v, H["unembed"] @ v)
+    assert torch.equal(H["embed"] @ v, H["unembed.weight"] @ v)
+
+
+def test_a_tied_weight_with_a_bias_of_its_own() -> None:
+    case = next(case for case in FAMILY_CASES if case.name == "bert")
+    blocks = setting(case).problem.blocks
+    assert blocks["unembed"].name == "embed"
+    assert blocks["unembed.bias"].parameters == ("cls.predictions.bias",)
+
+
+def test_names_find_blocks_heads_layers_roles_and_parameters() -> None:
+    H = cl.hessian(on_tokens(gpt2(reference())))
+    width, d = 3, 6
+    sizes = {
+        "h.0.attn.q": d * d + d,
+        "h.0.attn.q.1": d * width + width,
+        "h.1.attn.o.0": width * d,
+        "h.1.attn.o.bias": d,
+        "attn.q": 2 * (d * d + d),
+        "h.1": H["h.1.*"].shape[0],
+        "h.*.attn.q": 2 * (d * d + d),
+        "transformer.h.0.attn.c_attn.weight": 3 * d * d,
+        "transformer.h.*.attn.c_attn.weight": 6 * d * d,
+        "*.attn.?.0": 2 * 4 * d * width + 2 * 3 * width,
+        "lm_head.weight": 7 * d,
+    }
+    assert {name: H[name].shape[0] for name in sizes} == sizes
+
+
+def test_unions_and_blocks_of_blocks() -> None:
+    problem = on_tokens(gpt2(reference()))
+    H = cl.hessian(problem)
+    q, k = "h.0.attn.q", "h.0.attn.k"
+    both = H[[k, q]]
+    assert both.shape[0] == H[q].shape[0] + H[k].shape[0]
+    assert H[[q, k, "h.0.attn.q.0", q]].rows == both.rows
+    assert torch.equal(both[q].dense(), H[q].dense())
+    assert torch.equal(both[q, "h.0.attn.k.1"].dense(), H[q, "h.0.attn.k.1"].dense())
+    assert list(both.rows.blocks) == [q, k]
+    assert torch.equal(H["h.0"]["h.0.attn.q.1"].dense(), H["h.0.attn.q.1"].dense())
+    fused = H["transformer.h.0.attn.c_attn.weight"]
+    assert list(fused.rows.blocks) == [q, k, "h.0.attn.v"]
+    assert torch.equal(fused["h.0.attn.v"].dense(), H["h.0.attn.v"].dense()[:36, :36])
+    with pytest.raises(cl.CurvlensError, match=r"h\.1\.attn\.q"):
+        both["h.1.attn.q"]
+    v = small.direction(both.shape[0])
+    assert set(both @ both.columns.unflatten(v)) == set(both.rows.names)
+    assert small.relative((2.0 * H - H)[q].dense(), H[q].dense()) < 1e-14
+    assert torch.equal(H.identity()["h.0.attn.q.0"].dense(), torch.eye(21, dtype=torch.float64))
+
+
+def test_unknown_names() -> None:
+    H = cl.hessian(on_tokens(gpt2(reference())))
+    with pytest.raises(cl.CurvlensError, match=r"Did you mean 'h\.0\.attn\.q'"):
+        H["h.0.atn.q"]
+    with pytest.raises(cl.CurvlensError, match=r"Blocks: 'embed', 'pos', 'h\.0\.norm1'"):
+        H["xyz"]
+    with pytest.raises(cl.CurvlensError, match="a text"):
+        H[3]
+    with pytest.raises(KeyError, match=r"h\.0\.attn\.q"):
+        on_tokens(gpt2(reference())).blocks["h.0.atn.q"]
+
+
+def test_unknown_architecture_has_one_block_a_parameter() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
+    problem = cl.Problem(model, (torch.randn(5, 3).double(), torch.randn(5, 2).double()), cl.losses.MSE())
+    assert problem.blocks.family is None
+    assert list(problem.blocks) == list(problem.layout.names)
+    assert problem.blocks["0.weight"].parts[0].in_math() == (3, 4)
+
+
+def test_two_towers_keep_their_own_names() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = reference(), reference()
+
+    blocks = map_blocks(Towers())
+    assert "left.h.0.attn.q" in blocks
+    assert "right.h.1.attn.o" in blocks
+    assert blocks["left.h.0.attn.q"].layer == "left.h.0"
+    assert blocks.size == sum(p.numel() for p in Towers().parameters())
+
+
+def test_wrappers_do_not_change_names() -> None:
+    inner = reference()
+    wrapped = nn.ModuleDict({"module": nn.ModuleDict({"_orig_mod": inner})})
+    assert list(map_blocks(wrapped)) == list(map_blocks(inner))
+
+
+# The user's own
+
+
+def test_own_patterns() -> None:
+    problem = cl.Problem(
+        gpt2(reference()),
+        {"input_ids": torch.randint(7, (3, 5))},
+        cl.losses.CausalLM(),
+        blocks={"attention": "h.*.attn.*"},
+    )
+    assert next(iter(problem.blocks)) == "attention"
+    assert "h.0.attn.q" not in list(problem.blocks)
+    assert "h.0.mlp.up" in problem.blocks
+    assert sum(block.size for block in problem.blocks.values()) == problem.layout.size
+    v = small.direction(problem.layout.size)
+    assert torch.equal(problem.blocks.join(problem.blocks.split(v)), v)
+    assert cl.hessian(problem)["attention"].shape[0] == problem.blocks["attention"].size
+    assert "attention" in cl.trace(cl.ggn(problem), 8, by="block")
+
+
+def test_own_patterns_may_take_a_head() -> None:
+    blocks = map_blocks(gpt2(reference())).grouped({"mine": ["h.0.attn.q.0", "h.1.*"]})
+    together = torch.cat(list(indices_of(blocks).values()))
+    assert torch.equal(together.sort().values, torch.arange(blocks.size))
+    assert "h.0.attn.q.1" in blocks
+    assert "h.0.attn.k" in blocks
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        ({"a": "h.0.*", "b": "*.attn.q"}, "overlap: both have .*c_attn.weight"),
+        ({"a": "h.7.*"}, "No block or parameter is called 'h.7.*'"),
+        ({"h.0.attn.k": "h.0.attn.q"}, "name of two blocks"),
+        (["h.0.*"], "expected a dict"),
+    ],
+)
+def test_own_patterns_that_cannot_be(patterns: Any, message: str) -> None:
+    with pytest.raises(cl.CurvlensError, match=message):
+        cl.Problem(gpt2(reference()), {"input_ids": torch.ones(1, 5).long()}, cl.losses.CausalLM(), blocks=patterns)
+
+
+def test_own_family() -> None:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stage = nn.ModuleList(nn.ModuleDict({"mix": nn.Linear(4, 8)}) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.stage:
+                a, b = layer["mix"](x).chunk(2, -1)  # type: ignore[index]
+                x = a * b.sigmoid()
+            return x
+
+    family = Family(
+        "mixer",
+        [
+            Rule("stage.{i}.mix.weight", "h.{i}.mlp.*", "(up/gate out) in"),
+            Rule("stage.{i}.mix.bias", "h.{i}.mlp.*", "(up/gate out)"),
+        ],
+    )
+    data = (torch.randn(3, 4).double(), torch.randn(3, 4).double())
+    problem = cl.Problem(Mixer().double(), data, cl.losses.MSE(), blocks=family)
+    assert list(problem.blocks) == ["h.0.mlp.up", "h.0.mlp.gate", "h.1.mlp.up", "h.1.mlp.gate"]
+    assert problem.blocks.family == "mixer"
+
+
+# Estimates and eigenvectors
+
+
+@cache
+def fused_problem() -> cl.Problem:
+    return on_tokens(gpt2(reference()))
+
+
+@cache
+def diagonal_of(operator: str) -> Tensor:
+    matrix: Tensor = getattr(cl, operator)(fused_problem()).dense()
+    return matrix.diagonal()
+
+
+@pytest.mark.parametrize("by", GRANULARITIES)
+@pytest.mark.parametrize("operator", ["hessian", "ggn"])
+def test_traces_by_block(operator: str, by: Any) -> None:
+    problem, diagonal = fused_problem(), diagonal_of(operator)
+    found = cl.trace(getattr(cl, operator)(problem), 16 if operator == "hessian" else 64, by=by)
+    where = indices_of(problem.blocks.by(by))
+    assert list(found) == list(where)
+    for name, estimate in found.items():
+        true = float(diagonal[where[name]].sum())
+        assert abs(float(estimate.value) - true) <= 5 * float(estimate.stderr) + 1e-10 * float(diagonal.abs().sum())
+
+
+def test_mass_of_an_eigenvector(tmp_path: Any) -> None:
+    problem = on_tokens(gpt2(reference()))
+    result = cl.eigs(cl.hessian(problem), 2)
+    result.save(tmp_path / "eigs")
+    again: Any = cl.load(tmp_path / "eigs")
+    for by in ("block", "layer", "role", "parameter"):
+        where = indices_of(problem.blocks.by(by))
+        for found in (result.mass(by), again.mass(by)):
+            assert list(found) == list(where)
+            for name, share in found.items():
+                torch.testing.assert_close(share, result.vectors[where[name]].square().sum(0))
+            torch.testing.assert_close(sum(found.values()), torch.ones(2, dtype=torch.float64))
+    with pytest.raises(cl.CurvlensError, match="by\\('head'\\)"):
+        result.mass("head")
+    block = cl.eigs(cl.hessian(problem)["h.0.attn.q"], 1)
+    assert list(block.mass()) == ["h.0.attn.q"]
+    assert len(block.mass("parameter")) == 2
+
+
+# Choosing parameters
+
+
+def test_parameters_are_chosen_by_block() -> None:
+    data, loss = {"input_ids": torch.randint(7, (3, 5))}, cl.losses.CausalLM()
+    problem = cl.Problem(gpt2(reference()), data, loss, params=["h.0.mlp.up", "h.1.norm1"])
+    assert problem.layout.names == (
+        "transformer.h.0.mlp.c_fc.weight",
+        "transformer.h.0.mlp.c_fc.bias",
+        "transformer.h.1.ln_1.weight",
+        "transformer.h.1.ln_1.bias",
+    )
+    with pytest.raises(cl.CurvlensError, match="chosen as a whole"):
+        cl.Problem(gpt2(reference()), data, loss, params="h.0.attn.q")
+    fused = cl.Problem(gpt2(reference()), data, loss, params="*.0.attn.c_attn.weight")
+    assert list(fused.blocks) == ["h.0.attn.q", "h.0.attn.k", "h.0.attn.v"]
+
+
+def test_the_map_as_text() -> None:
+    text = str(on_tokens(gpt2(reference())).blocks)
+    assert "family GPT-2" in text
+    assert "transformer.h.0.attn.c_attn.weight.view(6, 3, 2, 3)[:, 0]" in text
