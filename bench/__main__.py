@@ -44,6 +44,8 @@ def measure(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[st
         counts[name] = run(f"bench.{name}", threads=1, quick=quick)
     console.print("traces of all blocks …")
     block_traces = run("bench.block_traces", threads=cores, quick=quick)
+    console.print("block table …")
+    block_table = run("bench.block_table", threads=cores, quick=quick)
     console.print("announced memory …")
     announced = {
         budget: run("bench.announced", threads=cores, quick=quick, budget=budget, environment=RETURN_FREED)
@@ -62,6 +64,7 @@ def measure(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[st
         "correctness": correctness,
         **counts,
         "block_traces": block_traces,
+        "block_table": block_table,
         "announced": announced,
     }
 

@@ -15,7 +15,7 @@ from bench.memory import _CLEAR, _kilobytes
 from bench.methods import reason
 from bench.model import FULL, QUICK, make_batch, make_model
 
-BUDGETS = ("1500MiB", "3000MiB")
+BUDGETS = ("1500MiB",)
 LONG = replace(FULL, batch=1, context=32)
 """Vectors of the full length, and products that cost little."""
 

@@ -119,7 +119,7 @@ def by_block(problem: Problem, samples: int, progress: Progress) -> list[Table]:
             cells.update({(quantity, name, letter): str(estimate) for name, estimate in estimates.items()})
             progress.advance(task, len(problem.blocks))
         for name, block in operator.blocks().items():
-            top = eigs(block, 1, tol=1e-3, check_copies=False)
+            top = eigs(block, 1, tol=1e-3)
             cells["λ max", name, letter] = eigenvalue(float(top.values[0]), float(top.residuals[0]))
             progress.advance(task)
     return [

@@ -115,18 +115,18 @@ def _groups(products: Products, operator: GaussNewton, plan: Effort, seed: int, 
 
 def _squares(U: Tensor, blocks: Blocks) -> Tensor:
     """‖u_b‖² for every block and sample, (blocks, g)."""
-    return _over_parts(U, blocks, lambda u: u.square().sum(0))
+    return _over_parts(U, blocks, lambda u: u.square().sum(0, dtype=torch.float64))
 
 
 def _grams(U: Tensor, blocks: Blocks) -> Tensor:
     """⟨u_b, u'_b⟩ for every block and pair of samples, (blocks, g, g)."""
-    return _over_parts(U, blocks, lambda u: u.T @ u)
+    return _over_parts(U, blocks, lambda u: u.double().T @ u.double())
 
 
 def _over_parts(U: Tensor, blocks: Blocks, form: Callable[[Tensor], Tensor]) -> Tensor:
     """A quadratic form of every block: the sum of that of its parts, (numbers, g) each."""
     pieces = Pieces(blocks.order, U.T)
-    forms = ([form(pieces[part].double()) for part in block.parts] for block in blocks.values())
+    forms = ([form(pieces[part]) for part in block.parts] for block in blocks.values())
     return torch.stack([torch.stack(form).sum(0) for form in forms]).cpu()
 
 

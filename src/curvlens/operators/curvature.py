@@ -115,8 +115,8 @@ class GaussNewton(Curvature):
         totals, count = engine_of(self.problem).sums(len(seeds), job, whole, whole, progress)
         # Independent terms: their sum is to be divided by the root of what their squares are divided by.
         result = torch.empty(len(seeds), self.rows.size, dtype=self.dtype, device=self.device)
-        for row, total in zip(result, totals, strict=True):
-            row.copy_(whole.extract(self.rows, total.over(math.sqrt(count))))
+        for row in result:
+            row.copy_(whole.extract(self.rows, totals.pop(0).over(math.sqrt(count))))
         return result
 
     def _quadratic(self, v: Tensor) -> float:

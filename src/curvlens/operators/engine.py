@@ -84,22 +84,35 @@ class Total:
 
     def __init__(self, rows: Layout, problem: Problem) -> None:
         self.rows, self.problem = rows, problem
+        self._first: Parts | None = None
         self._sum: Tensor | None = None
 
     def add(self, parts: Parts) -> None:
         """Add the terms of one piece."""
-        if self._sum is None:
-            self._sum = torch.cat([parts[name].detach().reshape(-1).to(self.problem.dtype) for name in self.rows.names])
+        if self._first is None and self._sum is None:
+            self._first = {name: part.detach() for name, part in parts.items()}
             return
-        self._sum = self._sum.double()
+        if self._sum is None:
+            self._sum = self._written(self._first or {}, 1.0, dtype=torch.float64)
+            self._first = None
         for name, part in parts.items():
             self._sum[self.rows.slices[name]] += part.detach().reshape(-1)
 
     def over(self, count: float) -> Tensor:
         """The sum divided by a number, in the dtype of the parameters."""
-        if self._sum is None:
-            return torch.zeros(self.rows.size, dtype=self.problem.dtype, device=self.problem.device)
-        return self._sum.div_(count).to(self.problem.dtype)
+        if self._sum is not None:
+            return self._sum.div_(count).to(self.problem.dtype)
+        return self._written(self._first or {}, count, dtype=self.problem.dtype)
+
+    def _written(self, parts: Parts, count: float, dtype: torch.dtype) -> Tensor:
+        """Parts divided by a number, one behind the other: every number is read and written once."""
+        result = torch.empty(self.rows.size, dtype=dtype, device=self.problem.device)
+        for name, place in self.rows.slices.items():
+            if name in parts:
+                torch.div(parts[name].reshape(-1).to(dtype), count, out=result[place])
+            else:
+                result[place] = 0
+        return result
 
 
 class Engine:
