@@ -457,3 +457,37 @@ def test_the_map_as_text() -> None:
     text = str(on_tokens(gpt2(reference())).blocks)
     assert "family GPT-2" in text
     assert "transformer.h.0.attn.c_attn.weight.view(6, 3, 2, 3)[:, 0]" in text
+
+
+# Adapters
+
+
+@pytest.mark.parametrize("base", ["GPT-2", "reference"])
+def test_low_rank_adapters(base: str) -> None:
+    """The factors of LoRA are blocks beside the weights they change; the frozen weights are out."""
+    import peft
+
+    like: Any = gpt2(reference()) if base == "GPT-2" else reference()
+    targets = ["c_attn"] if base == "GPT-2" else ["q", "v"]
+    config = peft.LoraConfig(r=2, target_modules=targets, fan_in_fan_out=base == "GPT-2", lora_dropout=0.0)
+    make: Any = peft.get_peft_model
+    model: nn.Module = make(like, config).double().eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:  # zero at the start, where nothing depends on the other factor
+                p.normal_(generator=torch.Generator().manual_seed(0))
+    problem = on_tokens(model)
+    roles = ["qkv"] if base == "GPT-2" else ["q", "v"]
+    assert list(problem.blocks) == [f"h.{i}.attn.{role}.lora" for i in range(2) for role in roles]
+    assert problem.blocks.family == ("GPT-2" if base == "GPT-2" else "reference GPT")
+    assert not problem.blocks.unmapped
+    name = f"h.1.attn.{roles[-1]}.lora"
+    block, width = problem.blocks[name], 18 if base == "GPT-2" else 6
+    assert [part.in_math() for part in block.parts] == [(6, 2), (2, width)]
+    # A → A S, B → S⁻¹ B changes nothing: the directions (A S, −S B) are flat.
+    S = small.direction(4).view(2, 2)
+    A, B = block.to_math(problem.blocks.split(problem.theta)[name]).split([12, 2 * width])
+    flat = block.from_math(torch.cat([(A.view(6, 2) @ S).reshape(-1), -(S @ B.view(2, width)).reshape(-1)]))
+    G = cl.ggn(problem)[name]
+    steep = block.from_math(torch.cat([(A.view(6, 2) @ S).reshape(-1), (S @ B.view(2, width)).reshape(-1)]))
+    assert float((G @ flat).norm()) < 1e-12 * float((G @ steep).norm())

@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from curvlens import calculus, losses
+from curvlens.doctor import doctor
 from curvlens.errors import CurvlensError, CurvlensWarning
 from curvlens.linalg import density, diagonal, eigs, frobenius, trace
 from curvlens.operators import Operator, empirical_fisher, fisher, functional, ggn, hessian
@@ -23,6 +24,7 @@ __all__ = [
     "calculus",
     "density",
     "diagonal",
+    "doctor",
     "eigs",
     "empirical_fisher",
     "fisher",

@@ -73,6 +73,11 @@ def device_and_dtype(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> tu
     if len(devices) > 1:
         places = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
         raise CurvlensError(f"The parameters are on several devices ({places}). Bring them to one: model.to(device).")
+    if "meta" in {device.type for device in devices}:
+        raise CurvlensError(
+            "The parameters are on the meta device: they have shapes and no values (a model built without its weights, "
+            "or offloaded ones). Load the weights, or bring them back: model.to_empty(device=...) and load_state_dict."
+        )
     dtype = next(iter(chosen.values())).dtype
     for p in chosen.values():
         dtype = torch.promote_types(dtype, p.dtype)

@@ -1,6 +1,7 @@
 """The command line: it parses, calls and prints."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from curvlens.cli.blocks import show_blocks
 from curvlens.cli.demo import run_demo
+from curvlens.cli.doctor import show_findings
 from curvlens.errors import CurvlensError
 
 err = Console(stderr=True)
@@ -50,3 +52,28 @@ def blocks(
 ) -> None:
     """Print the named blocks of a model: by which name which part of which parameter is asked for."""
     _told(lambda: show_blocks(model, by))
+
+
+@app.command()
+def doctor(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="file.py:name of a Problem, of a tuple (model, data, loss), or of a function that returns one; or a "
+            "Hugging Face folder or name, with --text."
+        ),
+    ],
+    text: Annotated[Path | None, typer.Option(help="The text on which a Hugging Face model is looked at.")] = None,
+    tokens: Annotated[int, typer.Option(help="Length of a sequence.", min=2)] = 64,
+    sequences: Annotated[int, typer.Option(help="How many of them.", min=1)] = 4,
+) -> None:
+    """Look for what would make a curvature wrong, with the line that fixes it. Exit code 1 if there is an error."""
+    healthy = True
+
+    def look() -> None:
+        nonlocal healthy
+        healthy = show_findings(target, text, tokens=tokens, sequences=sequences)
+
+    _told(look)
+    if not healthy:
+        raise typer.Exit(1)

@@ -27,6 +27,21 @@ def skeleton(target: str) -> nn.Module:
     return model
 
 
+def with_weights(target: str) -> tuple[nn.Module, Any]:
+    """A language model of Hugging Face with its weights, and its tokenizer; no code of the model's is run."""
+    transformers = _transformers()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(target, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise CurvlensError(
+            f"{target!r} could not be loaded as a language model with its tokenizer: {first} For other models write a "
+            "function that returns (model, data, loss), and give file.py:function."
+        ) from error
+    return model.eval(), tokenizer
+
+
 def from_code(target: str) -> Any:
     """What ``package.module:name`` or ``file.py:name`` is, or returns if it is a function. This runs that code."""
     place, _, name = target.rpartition(":")

@@ -1,0 +1,23 @@
+"""Models whose parts curvlens has no names for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from curvlens.doctor.finding import Finding
+from curvlens.doctor.patient import Patient
+
+
+def check_architecture(patient: Patient) -> Iterator[Finding]:
+    """An unknown architecture, unless the user gave blocks."""
+    blocks = getattr(patient.problem, "blocks", None)
+    if blocks is None or getattr(blocks, "family", "") is not None:
+        return
+    if len(blocks) == len(blocks.order):
+        yield Finding(
+            "unknown-architecture",
+            "note",
+            f"{type(patient.model).__name__} is no architecture that curvlens knows.",
+            "There is one block a parameter: no layers, roles and heads by name. Numbers are not affected.",
+            "Problem(..., blocks={'early': 'layers.[01].*'})  # names and patterns of your own",
+        )

@@ -1,0 +1,105 @@
+"""Modules in training mode that make the loss random, or couple the samples of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import nn
+
+from curvlens.doctor.finding import Finding
+from curvlens.doctor.patient import Patient, change
+from curvlens.errors import listing
+
+_RATES = ("p", "drop_prob", "dropout", "attention_dropout", "attn_dropout", "hidden_dropout", "layerdrop")
+"""How modules call the rate at which they drop: torch, timm's DropPath, Hugging Face."""
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_SAME = 1e-6
+"""Two passes that differ by less are the same: as `Problem` has it."""
+
+
+def check_modes(patient: Patient) -> Iterator[Finding]:
+    """Dropout, stochastic depth and batch-norm; ends with the model in evaluation mode if that is the cure."""
+    dropping, norms = _dropping(patient.model), _norms(patient.model)
+    spread = _spread(patient)
+    cured = False
+    # Two passes with few draws may agree by chance; that random numbers were drawn is certain.
+    if dropping and (spread is None or spread > _SAME or _draws(patient)):
+        cured = True
+        yield Finding(
+            "dropout-active",
+            "error",
+            f"Dropout or stochastic depth is active in {listing(dropping)}.",
+            "The loss is another one in every pass: no two products belong to the same matrix. The size is the "
+            "relative difference of the loss in two passes.",
+            "model.eval()",
+            spread,
+        )
+    if norms:
+        cured = True
+        yield Finding(
+            "batch-norm-training",
+            "error",
+            f"Batch-norm is in training mode: {listing(norms)}.",
+            "It couples the samples of a batch, so the loss depends on how data is cut, and its statistics move with "
+            "every pass. The size is the relative change of the loss by model.eval().",
+            "model.eval()",
+            _against_eval(patient),
+        )
+    if cured:  # the other checks look at the model as it will be
+        patient.model.eval()
+        spread = _spread(patient)
+    if spread is not None and spread > _SAME and (cured or not dropping):
+        yield Finding(
+            "random-loss",
+            "error",
+            "Two passes over the same batch give two losses, and no module in training mode says that it drops.",
+            "No two products belong to the same matrix. The size is the relative difference of the loss in two passes.",
+            "F.dropout(x, p, training=self.training)  # in the layer that draws random numbers; then model.eval()",
+            spread,
+        )
+
+
+def _dropping(model: nn.Module) -> list[str]:
+    """Modules in training mode with a rate above zero."""
+    found = []
+    for name, module in model.named_modules():
+        rates = [getattr(module, rate, None) for rate in _RATES]
+        if module.training and any(isinstance(r, (int, float)) and not isinstance(r, bool) and r > 0 for r in rates):
+            found.append(name)
+    return found
+
+
+def _norms(model: nn.Module) -> list[str]:
+    return [name for name, m in model.named_modules() if isinstance(m, _NORMS) and m.training]
+
+
+def _spread(patient: Patient) -> float | None:
+    """How much the loss of the first samples differs between passes; None if there is nothing to pass."""
+    if not patient.runs:
+        return None
+    # Three passes: rare drops (stochastic depth at a small rate) may leave two alike.
+    losses = [patient.loss_of(patient.few) for _ in range(3)]
+    return max(change(loss, losses[0]) for loss in losses[1:])
+
+
+def _draws(patient: Patient) -> bool:
+    """Whether a pass takes numbers from the generator of the model's device."""
+    device = next(patient.model.parameters()).device
+    state = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
+    before = state()
+    patient.loss_of(patient.few)
+    return not torch.equal(before, state())
+
+
+def _against_eval(patient: Patient) -> float | None:
+    if not patient.runs:
+        return None
+    modes = [(m, m.training) for m in patient.model.modules()]
+    here = patient.loss_of(patient.batch)
+    patient.model.eval()
+    there = patient.loss_of(patient.batch)
+    for module, training in modes:
+        module.training = training
+    return change(here, there)

@@ -1,0 +1,122 @@
+"""What a user types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner, Result
+
+from curvlens.cli import app
+
+SICK = """
+import torch
+from torch import nn
+import curvlens as cl
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)).double()
+data = (torch.randn(4, 3).double(), torch.randn(4, 2).double())
+
+def sick():
+    return model, data, cl.losses.MSE()
+
+def healthy():
+    return cl.Problem(model.eval(), data, cl.losses.MSE())
+
+number = 5
+"""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SICK)
+    return path
+
+
+def test_blocks_of_a_type() -> None:
+    result = run("blocks", "gpt2")
+    assert result.exit_code == 0, result.output
+    assert "h.11.attn.q" in result.output
+    assert "transformer.h.0.attn.c_attn.weight.view(768, 3, 12, 64)[:, 1]" in result.output
+    assert "embed = unembed" in result.output
+    heads = run("blocks", "gpt2", "--by", "head")
+    assert "h.0.attn.q.11" in heads.output
+
+
+def test_blocks_of_a_folder(tmp_path: Path) -> None:
+    config = transformers.BertConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=10,
+        architectures=["BertForMaskedLM"],
+    )
+    config.save_pretrained(tmp_path)
+    result = run("blocks", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "family BERT" in result.output
+    assert "unembed.bias" in result.output
+
+
+def test_blocks_of_own_code(script: Path) -> None:
+    result = run("blocks", f"{script}:model")
+    assert result.exit_code == 0, result.output
+    assert "one block a parameter" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("blocks", "nothing.py:model"), "There is no file 'nothing.py'"),
+        (("blocks", "no.such.module:model"), "No module named 'no'"),
+        (("blocks", "{script}:modle"), "Did you mean 'model'"),
+        (("blocks", "{script}:number"), "gave a int, expected a torch.nn.Module"),
+        (("doctor", "{script}:number"), "expected a curvlens.Problem"),
+        (("doctor", "gpt2"), "--text"),
+    ],
+)
+def test_what_cannot_be_had(script: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run(*(item.replace("{script}", str(script)) for item in arguments))
+    assert result.exit_code == 1
+    assert message in result.output.replace("\n", " ")
+    assert "Traceback" not in result.output
+
+
+def test_doctor_of_own_code(script: Path) -> None:
+    result = run("doctor", f"{script}:sick")
+    assert result.exit_code == 1
+    assert "dropout-active" in result.output
+    assert "fix: model.eval()" in result.output
+    result = run("doctor", f"{script}:healthy")
+    assert result.exit_code == 0, result.output
+    assert "dropout" not in result.output
+
+
+def test_doctor_of_a_folder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    words = ["<pad>", "a", "b", "c", "d"]
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    config = transformers.GPT2Config(
+        vocab_size=5, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=None, eos_token_id=None
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("a b c d b a c d " * 20)
+    result = run("doctor", str(tmp_path), "--text", str(text), "--tokens", "12", "--sequences", "3")
+    assert result.exit_code == 0, result.output
+    assert "doctor" in result.output
+    short = run("doctor", str(tmp_path), "--text", str(text), "--tokens", "1000")
+    assert short.exit_code == 1
+    assert "160 tokens, not enough" in short.output
