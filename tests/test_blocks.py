@@ -15,8 +15,10 @@ import curvlens as cl
 import small
 from cases import Case
 from curvlens.blocks import Blocks, Family, Rule, map_blocks
+from curvlens.blocks.cutting import overlap, union
+from curvlens.blocks.parts import Part
 from families import EXPECTED, FAMILY_CASES
-from lookalikes import Fused, Lens, gpt2, reference
+from lookalikes import Fused, Holder, Lens, gpt2, reference
 from truth import Truth
 
 GRANULARITIES = ("block", "head", "layer", "role", "parameter")
@@ -486,8 +488,47 @@ def test_low_rank_adapters(base: str) -> None:
     assert [part.in_math() for part in block.parts] == [(6, 2), (2, width)]
     # A → A S, B → S⁻¹ B changes nothing: the directions (A S, −S B) are flat.
     S = small.direction(4).view(2, 2)
-    A, B = block.to_math(problem.blocks.split(problem.theta)[name]).split([12, 2 * width])
+    A, B = torch.split(block.to_math(problem.blocks.split(problem.theta)[name]), [12, 2 * width])
     flat = block.from_math(torch.cat([(A.view(6, 2) @ S).reshape(-1), -(S @ B.view(2, width)).reshape(-1)]))
     G = cl.ggn(problem)[name]
     steep = block.from_math(torch.cat([(A.view(6, 2) @ S).reshape(-1), (S @ B.view(2, width)).reshape(-1)]))
     assert float((G @ flat).norm()) < 1e-12 * float((G @ steep).norm())
+
+
+def test_experts_that_are_modules() -> None:
+    """One module an expert, as in Qwen-MoE: experts are the heads of a block."""
+
+    def expert() -> Holder:
+        return Holder(**{f"{role}_proj": nn.Linear(4, 4, bias=False) for role in ("gate", "up", "down")})
+
+    mlp = Holder(experts=nn.ModuleList(expert() for _ in range(3)), gate=nn.Linear(4, 3, bias=False))
+    model = Holder(layers=nn.ModuleList([Holder(mlp=mlp)]))
+    blocks = map_blocks(model)
+    assert list(blocks) == ["h.0.mlp.gate", "h.0.mlp.up", "h.0.mlp.down", "h.0.mlp.router"]
+    assert blocks["h.0.mlp.up"].n_heads == 3
+    assert blocks.by("head")["h.0.mlp.up.1"].parameters == ("layers.0.mlp.experts.1.up_proj.weight",)
+
+
+def test_mixtral_experts_are_heads() -> None:
+    case = next(case for case in FAMILY_CASES if case.name == "mixtral")
+    problem = setting(case).problem
+    assert problem.blocks["h.0.mlp.up"].n_heads == problem.blocks["h.0.mlp.down"].n_heads == 3
+    assert problem.blocks["h.0.mlp.router"].n_heads == 0
+    one = problem.blocks.by("head")["h.0.mlp.down.2"]
+    assert one.parts[0].in_math() == (10, 8)
+
+
+def test_a_model_without_values_is_refused() -> None:
+    with torch.device("meta"):
+        model = reference()
+    assert "h.0.attn.q" in map_blocks(model)
+    with pytest.raises(cl.CurvlensError, match="meta device"):
+        cl.Problem(model, torch.ones(1, 5).long(), cl.losses.CausalLM())
+
+
+def test_many_heads_are_told_apart_quickly() -> None:
+    """Overlaps of parts of one view are counted without looking at the tensor."""
+    part = [Part("w", (10**6, 10**6), (10**6, 10**3, 10**3), (None, j)) for j in range(3)]
+    assert overlap(part[0], part[1]) == 0
+    assert overlap(part[2], part[2]) == part[2].size == 10**9
+    assert union([*part, part[1]]) == part

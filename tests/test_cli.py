@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,11 +108,13 @@ def test_doctor_of_a_folder(tmp_path: Path) -> None:
 
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    wrap: Any = transformers.PreTrainedTokenizerFast
+    wrap(tokenizer_object=tokenizer).save_pretrained(tmp_path)
     config = transformers.GPT2Config(
         vocab_size=5, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=None, eos_token_id=None
     )
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    make: Any = transformers.GPT2LMHeadModel
+    make(config).save_pretrained(tmp_path)
     text = tmp_path / "text.txt"
     text.write_text("a b c d b a c d " * 20)
     result = run("doctor", str(tmp_path), "--text", str(text), "--tokens", "12", "--sequences", "3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ def overlap(part: Part, other: Part) -> int:
     """How many numbers two parts of one parameter share."""
     if part.whole or other.whole:
         return min(part.size, other.size)
+    if part.view == other.view:
+        return prod(max(min(a[1], b[1]) - max(a[0], b[0]), 0) for a, b in zip(part.box, other.box, strict=True))
     mark = part.spread(torch.ones(part.size, dtype=torch.int8))
     return int(other.take(mark).sum())
 
@@ -43,7 +46,7 @@ def union(parts: Iterable[Part]) -> list[Part]:
     for part in sorted({part.key: part for part in parts}.values(), key=lambda part: -part.size):
         if not any(_holds(other, part) for other in kept):
             kept.append(part)
-    return sorted(kept, key=_first)
+    return sorted(kept, key=lambda part: 0 if part.whole else _first(part))
 
 
 def _holds(outer: Part, inner: Part) -> bool:
@@ -57,12 +60,9 @@ def _holds(outer: Part, inner: Part) -> bool:
 
 def _first(part: Part) -> int:
     """Where in its parameter a part begins."""
-    if part.whole:
-        return 0
     position, stride = 0, 1
-    index = (*part.index, *(None,) * (len(part.view) - len(part.index)))
-    for item, size in zip(reversed(index), reversed(part.view), strict=True):
-        position += stride * (0 if item is None else item if isinstance(item, int) else item[0])
+    for (low, _), size in zip(reversed(part.box), reversed(part.view), strict=True):
+        position += stride * low
         stride *= size
     return position
 

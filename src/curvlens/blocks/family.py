@@ -143,6 +143,13 @@ def heads_in(module: str, block: str) -> list[Rule]:
     return [Rule(f"{module}.weight", block, "out (head dim)"), Rule(f"{module}.bias", block, "out")]
 
 
+def attention(path: str, block: str, names: str = "q_proj k_proj v_proj o_proj") -> tuple[Rule, ...]:
+    """Four `nn.Linear` below a path, in the order q, k, v, o."""
+    q, k, v, o = (f"{path}.{name}" for name in names.split())
+    outward = ((q, "q"), (k, "k"), (v, "v"))
+    return each(*(heads_out(module, f"{block}.{role}") for module, role in outward), heads_in(o, f"{block}.o"))
+
+
 def embedding(module: str, block: str) -> list[Rule]:
     """``nn.Embedding``: one row for each token or position, which is X W with one-hot rows X."""
     return [Rule(f"{module}.weight", block, "in out")]

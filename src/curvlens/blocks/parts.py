@@ -43,13 +43,21 @@ class Part:
         return f"{self.parameter}.view({', '.join(map(str, self.view))})[{', '.join(text)}]"
 
     @cached_property
+    def box(self) -> tuple[tuple[int, int], ...]:
+        """What is taken along every axis of the view, from … to before …."""
+        index = (*self.index, *(None,) * (len(self.view) - len(self.index)))
+        return tuple(
+            (0, n) if i is None else (i, i + 1) if isinstance(i, int) else i
+            for i, n in zip(index, self.view, strict=True)
+        )
+
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of what is taken."""
         if self.whole:
             return self.full
-        index = (*self.index, *(None,) * (len(self.view) - len(self.index)))
-        pairs = [(i, n) for i, n in zip(index, self.view, strict=True) if not isinstance(i, int)]
-        return tuple(n if i is None else i[1] - i[0] for i, n in pairs)
+        kept = [not isinstance(i, int) for i in self.index] + [True] * (len(self.view) - len(self.index))
+        return tuple(high - low for (low, high), keep in zip(self.box, kept, strict=True) if keep)
 
     @cached_property
     def size(self) -> int:

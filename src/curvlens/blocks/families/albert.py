@@ -1,7 +1,7 @@
 """ALBERT: one layer, or a few, that the model goes through many times."""
 
 from curvlens.blocks.families.bert import EMBEDDINGS, HEADS
-from curvlens.blocks.family import Family, each, heads_in, heads_out, linear, norm
+from curvlens.blocks.family import Family, attention, each, linear, norm
 
 LAYER = "albert_layer_groups.{i}.albert_layers.{any}"
 
@@ -9,11 +9,7 @@ FAMILY = Family(
     "ALBERT",
     each(
         EMBEDDINGS,
-        *(
-            heads_out(f"{LAYER}.attention.{name}", f"h.{{i}}.attn.{role}")
-            for role, name in {"q": "query", "k": "key", "v": "value"}.items()
-        ),
-        heads_in(f"{LAYER}.attention.dense", "h.{i}.attn.o"),
+        attention(f"{LAYER}.attention", "h.{i}.attn", "query key value dense"),
         norm(f"{LAYER}.attention.LayerNorm", "h.{i}.norm1"),
         linear(f"{LAYER}.ffn", "h.{i}.mlp.up"),
         linear(f"{LAYER}.ffn_output", "h.{i}.mlp.down"),

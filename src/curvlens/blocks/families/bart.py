@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from curvlens.blocks.family import Family, Rule, each, embedding, heads_in, heads_out, linear, norm
+from curvlens.blocks.family import Family, Rule, attention, each, embedding, linear, norm
 
-
-def _attention(path: str, block: str) -> tuple[Rule, ...]:
-    return each(
-        *(heads_out(f"{path}.{role}_proj", f"{block}.{role}") for role in "qkv"),
-        heads_in(f"{path}.out_proj", f"{block}.o"),
-    )
+NAMES = "q_proj k_proj v_proj out_proj"
 
 
 def _layer(path: str, block: str) -> tuple[Rule, ...]:
     return each(
-        _attention(f"{path}.self_attn", f"{block}.attn"),
-        _attention(f"{path}.encoder_attn", f"{block}.cross"),
+        attention(f"{path}.self_attn", f"{block}.attn", NAMES),
+        attention(f"{path}.encoder_attn", f"{block}.cross", NAMES),
         linear(f"{path}.fc1", f"{block}.mlp.up"),
         linear(f"{path}.fc2", f"{block}.mlp.down"),
         linear(f"{path}.mlp.fc1", f"{block}.mlp.up"),

@@ -1,6 +1,6 @@
-"""BERT and RoBERTa, ALBERT (which uses one layer many times), and the older layout of ViT."""
+"""BERT and RoBERTa."""
 
-from curvlens.blocks.family import Family, Rule, each, embedding, heads_in, heads_out, linear, norm
+from curvlens.blocks.family import Family, Rule, attention, each, embedding, linear, norm
 
 HEADS = each(
     # What stands behind the layers, by model.
@@ -32,25 +32,20 @@ EMBEDDINGS = each(
 )
 
 
-def layer(path: str) -> tuple[Rule, ...]:
-    """A layer of BERT."""
-    return each(
-        *(
-            heads_out(f"{path}.attention.self.{name}", f"h.{{i}}.attn.{role}")
-            for role, name in {"q": "query", "k": "key", "v": "value"}.items()
-        ),
-        heads_in(f"{path}.attention.output.dense", "h.{i}.attn.o"),
-        norm(f"{path}.attention.output.LayerNorm", "h.{i}.norm1"),
-        *(
-            heads_out(f"{path}.crossattention.self.{name}", f"h.{{i}}.cross.{role}")
-            for role, name in {"q": "query", "k": "key", "v": "value"}.items()
-        ),
-        heads_in(f"{path}.crossattention.output.dense", "h.{i}.cross.o"),
-        norm(f"{path}.crossattention.output.LayerNorm", "h.{i}.norm_cross"),
-        linear(f"{path}.intermediate.dense", "h.{i}.mlp.up"),
-        linear(f"{path}.output.dense", "h.{i}.mlp.down"),
-        norm(f"{path}.output.LayerNorm", "h.{i}.norm2"),
-    )
+NAMES = "self.query self.key self.value output.dense"
+LAYER = "layer.{i}"
 
-
-FAMILY = Family("BERT", each(EMBEDDINGS, layer("layer.{i}"), HEADS))
+FAMILY = Family(
+    "BERT",
+    each(
+        EMBEDDINGS,
+        attention(f"{LAYER}.attention", "h.{i}.attn", NAMES),
+        norm(f"{LAYER}.attention.output.LayerNorm", "h.{i}.norm1"),
+        attention(f"{LAYER}.crossattention", "h.{i}.cross", NAMES),
+        norm(f"{LAYER}.crossattention.output.LayerNorm", "h.{i}.norm_cross"),
+        linear(f"{LAYER}.intermediate.dense", "h.{i}.mlp.up"),
+        linear(f"{LAYER}.output.dense", "h.{i}.mlp.down"),
+        norm(f"{LAYER}.output.LayerNorm", "h.{i}.norm2"),
+        HEADS,
+    ),
+)

@@ -1,7 +1,7 @@
 """DistilBERT: BERT with short names."""
 
 from curvlens.blocks.families.bert import EMBEDDINGS
-from curvlens.blocks.family import Family, each, heads_in, heads_out, linear, norm
+from curvlens.blocks.family import Family, attention, each, linear, norm
 
 LAYER = "transformer.layer.{i}"
 
@@ -9,8 +9,7 @@ FAMILY = Family(
     "DistilBERT",
     each(
         EMBEDDINGS,
-        *(heads_out(f"{LAYER}.attention.{role}_lin", f"h.{{i}}.attn.{role}") for role in "qkv"),
-        heads_in(f"{LAYER}.attention.out_lin", "h.{i}.attn.o"),
+        attention(f"{LAYER}.attention", "h.{i}.attn", "q_lin k_lin v_lin out_lin"),
         linear(f"{LAYER}.ffn.lin1", "h.{i}.mlp.up"),
         linear(f"{LAYER}.ffn.lin2", "h.{i}.mlp.down"),
         norm(f"{LAYER}.sa_layer_norm", "h.{i}.norm1"),

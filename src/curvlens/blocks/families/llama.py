@@ -1,12 +1,11 @@
 """Llama and those built like it: Mistral, Qwen2, Qwen3, Gemma, Mixtral, with grouped heads and mixtures of experts."""
 
-from curvlens.blocks.family import Family, Rule, each, embedding, heads_in, heads_out, linear, norm
+from curvlens.blocks.family import Family, Rule, attention, each, embedding, linear, norm
 
 LAYER = "layers.{i}"
 
 RULES = each(
-    *(heads_out(f"{LAYER}.self_attn.{role}_proj", f"h.{{i}}.attn.{role}") for role in "qkv"),
-    heads_in(f"{LAYER}.self_attn.o_proj", "h.{i}.attn.o"),
+    attention(f"{LAYER}.self_attn", "h.{i}.attn"),
     norm(f"{LAYER}.self_attn.q_norm", "h.{i}.attn.q_norm"),
     norm(f"{LAYER}.self_attn.k_norm", "h.{i}.attn.k_norm"),
     *(linear(f"{LAYER}.mlp.{role}_proj", f"h.{{i}}.mlp.{role}") for role in ("gate", "up", "down")),

@@ -1,12 +1,11 @@
 """The reference GPT of this package, whose parameters are called as the blocks are."""
 
-from curvlens.blocks.family import Family, each, embedding, heads_in, heads_out, linear, norm
+from curvlens.blocks.family import Family, attention, each, embedding, linear, norm
 
 FAMILY = Family(
     "reference GPT",
     each(
-        *(heads_out(f"h.{{i}}.attn.{role}", f"h.{{i}}.attn.{role}") for role in "qkv"),
-        heads_in("h.{i}.attn.o", "h.{i}.attn.o"),
+        attention("h.{i}.attn", "h.{i}.attn", "q k v o"),
         *(linear(f"h.{{i}}.mlp.{role}", f"h.{{i}}.mlp.{role}") for role in ("up", "gate", "down")),
         norm("h.{i}.norm1", "h.{i}.norm1"),
         norm("h.{i}.norm2", "h.{i}.norm2"),

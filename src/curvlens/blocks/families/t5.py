@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from curvlens.blocks.family import Family, Rule, each, embedding, heads_in, heads_out, linear, norm
-
-
-def _attention(path: str, block: str) -> tuple[Rule, ...]:
-    return each(
-        *(heads_out(f"{path}.{role}", f"{block}.{role}") for role in "qkv"), heads_in(f"{path}.o", f"{block}.o")
-    )
+from curvlens.blocks.family import Family, Rule, attention, each, embedding, linear, norm
 
 
 def _stack(path: str, stack: str, feed_forward: int) -> tuple[Rule, ...]:
     layer, block = f"{path}.block.{{i}}.layer", f"{stack}.{{i}}"
     mlp = f"{layer}.{feed_forward}.DenseReluDense"
     return each(
-        _attention(f"{layer}.0.SelfAttention", f"{block}.attn"),
+        attention(f"{layer}.0.SelfAttention", f"{block}.attn", "q k v o"),
         [Rule(f"{layer}.0.SelfAttention.relative_attention_bias.weight", f"{stack}.pos", "in head")],
         *(norm(f"{layer}.{j}.layer_norm", f"{block}.norm{j + 1}") for j in range(feed_forward + 1)),
         linear(f"{mlp}.wi", f"{block}.mlp.up"),
@@ -33,7 +27,7 @@ FAMILY = Family(
         embedding("shared", "embed"),
         _stack("encoder", "enc", 1),
         _stack("decoder", "dec", 2),
-        _attention("decoder.block.{i}.layer.1.EncDecAttention", "dec.{i}.cross"),
+        attention("decoder.block.{i}.layer.1.EncDecAttention", "dec.{i}.cross", "q k v o"),
         linear("lm_head", "unembed"),
         linear("classification_head.dense", "classifier_dense"),
         linear("classification_head.out_proj", "classifier"),

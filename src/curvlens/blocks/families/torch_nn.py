@@ -5,7 +5,7 @@ from __future__ import annotations
 from curvlens.blocks.family import Family, Rule, each, heads_in, linear, norm
 
 
-def attention(path: str, block: str) -> tuple[Rule, ...]:
+def multihead(path: str, block: str) -> tuple[Rule, ...]:
     """``nn.MultiheadAttention``; the biases of q, k, v are in one tensor also where the weights are separate."""
     dot = f"{path}." if path else ""
     return each(
@@ -22,8 +22,8 @@ def attention(path: str, block: str) -> tuple[Rule, ...]:
 def layer(path: str, block: str) -> tuple[Rule, ...]:
     """An encoder or decoder layer."""
     return each(
-        attention(f"{path}self_attn", f"{block}.attn"),
-        attention(f"{path}multihead_attn", f"{block}.cross"),
+        multihead(f"{path}self_attn", f"{block}.attn"),
+        multihead(f"{path}multihead_attn", f"{block}.cross"),
         linear(f"{path}linear1", f"{block}.mlp.up"),
         linear(f"{path}linear2", f"{block}.mlp.down"),
         *(norm(f"{path}norm{j}", f"{block}.norm{j}") for j in (1, 2, 3)),
@@ -39,8 +39,8 @@ FAMILY = Family(
         norm("decoder.norm", "dec.final_norm"),
         layer("{i}.", "h.{i}"),
         layer("", "h.0"),
-        attention("{i}.{any}", "h.{i}.attn"),
-        attention("", "attn"),
+        multihead("{i}.{any}", "h.{i}.attn"),
+        multihead("", "attn"),
         norm("norm", "final_norm"),
     ),
 )

@@ -1,8 +1,6 @@
 """ViT of Hugging Face, in its present and its older layout of names."""
 
-from curvlens.blocks.family import Family, Rule, each, heads_in, heads_out, linear, norm
-
-QKV = {"q": "query", "k": "key", "v": "value"}
+from curvlens.blocks.family import Family, Rule, attention, each, linear, norm
 
 FAMILY = Family(
     "ViT",
@@ -14,14 +12,12 @@ FAMILY = Family(
             Rule("embeddings.patch_embeddings.projection.weight", "embed", "out in in in"),
             Rule("embeddings.patch_embeddings.projection.bias", "embed", "out"),
         ],
-        *(heads_out(f"layers.{{i}}.attention.{role}_proj", f"h.{{i}}.attn.{role}") for role in "qkv"),
-        heads_in("layers.{i}.attention.o_proj", "h.{i}.attn.o"),
+        attention("layers.{i}.attention", "h.{i}.attn"),
         linear("layers.{i}.mlp.fc1", "h.{i}.mlp.up"),
         linear("layers.{i}.mlp.fc2", "h.{i}.mlp.down"),
         norm("layers.{i}.layernorm_before", "h.{i}.norm1"),
         norm("layers.{i}.layernorm_after", "h.{i}.norm2"),
-        *(heads_out(f"layer.{{i}}.attention.attention.{name}", f"h.{{i}}.attn.{role}") for role, name in QKV.items()),
-        heads_in("layer.{i}.attention.output.dense", "h.{i}.attn.o"),
+        attention("layer.{i}.attention", "h.{i}.attn", "attention.query attention.key attention.value output.dense"),
         linear("layer.{i}.intermediate.dense", "h.{i}.mlp.up"),
         linear("layer.{i}.output.dense", "h.{i}.mlp.down"),
         norm("layer.{i}.layernorm_before", "h.{i}.norm1"),
