@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,50 +24,41 @@ from bench.timing import GRADIENT
 console = Console()
 
 
-def measure(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[str, Any]:
-    """Everything, one process after the other: two at a time would disturb each other."""
+def sections(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[str, Callable[[], Any]]:
+    """What is measured, by the name under which it is kept."""
     cores = min(2, os.cpu_count() or 1)
-    started, load = time.time(), machine.load()
-    timing, memory = {}, {}
-    for threads in range(1, cores + 1):
-        console.print(f"cost, {threads} thread(s) …")
-        timing[str(threads)] = run("bench.timing", threads=threads, quick=quick, repetitions=repetitions)
-    console.print("blocks …")
-    blocks = run("bench.blocks", threads=cores, quick=quick, repetitions=block_repetitions)
-    console.print("memory …")
-    for key in [GRADIENT, *(method.key for method in METHODS if method.timed)]:
-        memory[key] = run("bench.memory", threads=cores, quick=quick, key=key, environment=RETURN_FREED)
-    console.print("correctness …")
-    correctness = run("bench.correctness", threads=1)
-    counts = {}
-    for name in ("traces", "eigenvalues"):
-        console.print(f"{name} …")
-        counts[name] = run(f"bench.{name}", threads=1, quick=quick)
-    console.print("traces of all blocks …")
-    block_traces = run("bench.block_traces", threads=cores, quick=quick)
-    console.print("block table …")
-    block_table = run("bench.block_table", threads=cores, quick=quick)
-    console.print("announced memory …")
-    announced = {
-        budget: run("bench.announced", threads=cores, quick=quick, budget=budget, environment=RETURN_FREED)
-        for budget in BUDGETS
-    }
+
+    def child(module: str, threads: int = cores, **options: Any) -> Any:
+        return run(f"bench.{module}", threads=threads, quick=quick, **options)
+
+    rows = [GRADIENT, *(method.key for method in METHODS if method.timed)]
     return {
-        "model": str(QUICK if quick else FULL),
+        "timing": lambda: {str(n): child("timing", n, repetitions=repetitions) for n in range(1, cores + 1)},
+        "blocks": lambda: {str(cores): child("blocks", repetitions=block_repetitions)},
+        "memory": lambda: {key: child("memory", key=key, environment=RETURN_FREED) for key in rows},
+        "correctness": lambda: run("bench.correctness", threads=1),
+        "traces": lambda: child("traces", 1),
+        "eigenvalues": lambda: child("eigenvalues", 1),
+        "block_traces": lambda: child("block_traces"),
+        "block_table": lambda: child("block_table"),
+        "announced": lambda: {b: child("announced", budget=b, environment=RETURN_FREED) for b in BUDGETS},
+    }
+
+
+def measure(wanted: dict[str, Callable[[], Any]], model: str, repetitions: int) -> dict[str, Any]:
+    """One process after the other: two at a time would disturb each other."""
+    started = time.time()
+    results: dict[str, Any] = {
+        "model": model,
         "repetitions": repetitions,
         "machine": machine.facts(),
         "versions": machine.versions(),
-        "load": load,
-        "minutes": (time.time() - started) / 60,
-        "timing": timing,
-        "blocks": {str(cores): blocks},
-        "memory": memory,
-        "correctness": correctness,
-        **counts,
-        "block_traces": block_traces,
-        "block_table": block_table,
-        "announced": announced,
+        "load": machine.load(),
     }
+    for name, section in wanted.items():
+        console.print(f"{name} …")
+        results[name] = section()
+    return {**results, "minutes": (time.time() - started) / 60}
 
 
 def page(results: dict[str, Any]) -> str:
@@ -78,6 +70,8 @@ def page(results: dict[str, Any]) -> str:
         "\n".join(f"- {name}: {value}" for name, value in {**results["machine"], **results["versions"]}.items()),
         f"Other load on the machine when it started: {results['load']:.1f} processes.",
     ]
+    if "again" in results:
+        head.append(f"Measured again later, in a run of their own: {', '.join(sorted(results['again']))}.")
     return "\n\n".join([*head, *(table.markdown() for table in tables(results))]) + "\n"
 
 
@@ -88,17 +82,28 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, help="of each product (9; quick: 3)")
     parser.add_argument("--block-repetitions", type=int, help="of the blocks (3; quick: 1)")
     parser.add_argument("--out", type=Path, help="folder of RESULTS.md and results.json (bench; quick: build/bench)")
+    parser.add_argument(
+        "--only", nargs="+", metavar="SECTION", help="measure these again, keep the rest of the results"
+    )
     options = parser.parse_args()
     quick: bool = options.quick
-    results = measure(
-        quick=quick,
-        repetitions=options.repetitions or (3 if quick else 9),
-        block_repetitions=options.block_repetitions or (1 if quick else 3),
-    )
-    for table in tables(results):
-        table.show(console)
     # A smoke test must not pass for a measurement: it writes elsewhere.
     folder: Path = options.out or (Path("build/bench") if quick else Path(__file__).parent)
+    repetitions = options.repetitions or (3 if quick else 9)
+    known = sections(
+        quick=quick, repetitions=repetitions, block_repetitions=options.block_repetitions or (1 if quick else 3)
+    )
+    unknown = [name for name in options.only or () if name not in known]
+    if unknown:
+        parser.error(f"there is no section {', '.join(unknown)}; sections: {', '.join(known)}")
+    wanted = {name: known[name] for name in options.only or known}
+    results = measure(wanted, str(QUICK if quick else FULL), repetitions)
+    if options.only:
+        before = json.loads((folder / "results.json").read_text())
+        again = {*before.get("again", ()), *wanted}
+        results = {**before, **{name: results[name] for name in wanted}, "again": sorted(again)}
+    for table in tables(results):
+        table.show(console)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     (folder / "RESULTS.md").write_text(page(results))

@@ -21,6 +21,7 @@ import curvlens as cl
 from bench.child import serve
 from bench.model import MIDDLE, QUICK, gradient, make_batch, make_model
 from bench.timing import seconds
+from curvlens.blocks import By
 
 ACCURACY = 0.05
 
@@ -56,31 +57,32 @@ def ours(block: cl.Operator) -> tuple[float, int]:
     return float(estimate), estimate.samples
 
 
+WAYS: dict[str, Callable[[cl.Operator], tuple[float, int]]] = {"products": products, "forms": forms, "deflated": ours}
+
+
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Gradients and samples of all ways."""
+    """Gradients and samples of all ways, for the parameters one by one and for blocks by layer and role."""
     sizes = QUICK if quick else MIDDLE
     model, batch = make_model(sizes, torch.float64), make_batch(sizes)
     G = cl.ggn(cl.Problem(model, [batch], cl.losses.CrossEntropy()))
-    G @ torch.zeros(G.shape[1], dtype=torch.float64)  # both ways share the graph
+    G @ torch.zeros(G.shape[1], dtype=torch.float64)  # all ways share the graph
     unit = min(seconds(lambda: gradient(model, batch)) for _ in range(5))
+    return {"model": str(sizes), "parameter": _compared(G, "parameter", unit), "block": _compared(G, "block", unit)}
+
+
+def _compared(G: cl.Operator, by: By, unit: float) -> dict[str, Any]:
     started = time.perf_counter()
-    joint = cl.trace(G, rtol=ACCURACY, by="block")
+    joint = cl.trace(G, rtol=ACCURACY, by=by)
     joint_time = time.perf_counter() - started
     floor = 1e-9 * max(float(e) for e in joint.values())
-    names = [name for name, value in joint.items() if float(value) > floor]
+    blocks = {name: block for name, block in G.blocks(by).items() if float(joint[name]) > floor}
     result: dict[str, Any] = {
-        "model": str(sizes),
-        "blocks": len(names),
+        "blocks": len(blocks),
         "joint": {"gradients": joint_time / unit, "samples": next(iter(joint.values())).samples},
     }
-    ways: dict[str, Callable[[cl.Operator], tuple[float, int]]] = {
-        "products": products,
-        "forms": forms,
-        "deflated": ours,
-    }
-    for way, estimate in ways.items():
+    for way, estimate in WAYS.items():
         started = time.perf_counter()
-        loop = {name: estimate(G[name]) for name in names}
+        loop = {name: estimate(block) for name, block in blocks.items()}
         spent = time.perf_counter() - started
         result[way] = {
             "gradients": spent / unit,
