@@ -80,7 +80,8 @@ def _compared(G: cl.Operator, by: By, unit: float) -> dict[str, Any]:
         "blocks": len(blocks),
         "joint": {"gradients": joint_time / unit, "samples": next(iter(joint.values())).samples},
     }
-    for way, estimate in WAYS.items():
+    ways = WAYS if by == "block" else {way: WAYS[way] for way in ("products", "forms")}
+    for way, estimate in ways.items():
         started = time.perf_counter()
         loop = {name: estimate(block) for name, block in blocks.items()}
         spent = time.perf_counter() - started

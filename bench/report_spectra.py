@@ -74,6 +74,8 @@ def _block_traces(results: Results) -> Table:
     for by, what in (("parameter", "parameters"), ("block", "blocks by layer and role")):
         part = data[by]
         for way, label in ways.items():
+            if way not in part:
+                continue
             cheaper = "" if way == "joint" else f"{part[way]['cheaper']:.1f}×"
             cells = [f"{part[way]['samples']}", f"{part[way]['gradients']:.0f}", cheaper]
             rows.append([f"{part['blocks']} {what}", label, *cells])
