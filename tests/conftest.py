@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
@@ -12,5 +14,7 @@ settings.load_profile("curvlens")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that starts us in the background has interrupts ignored; the tests raise some.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Not in pyproject.toml: there pytest imports curvlens to find the class, before jaxtyping can hook in.
     config.addinivalue_line("filterwarnings", "error::curvlens.CurvlensWarning")
