@@ -21,10 +21,15 @@ SumAndCount = Callable[[Piece], tuple[Tensor, float]]
 """The summed loss of a piece and its count."""
 
 
+def active_batch_norms(model: nn.Module) -> list[str]:
+    """The batch-norms of a model that are in training mode."""
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    return [name for name, m in model.named_modules() if isinstance(m, norms) and m.training]
+
+
 def check_batch_norm(model: nn.Module) -> None:
     """Batch-norm in training mode couples the samples of a batch and changes with every pass."""
-    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    active = [name for name, m in model.named_modules() if isinstance(m, norms) and m.training]
+    active = active_batch_norms(model)
     if active:
         raise CurvlensError(
             f"Batch-norm is in training mode ({listing(active)}): it couples the samples of a batch, and its "

@@ -54,10 +54,9 @@ def cuts(parameter: str, shape: tuple[int, ...], axes: str, sizes: Mapping[str, 
         raise DoesNotFitError
     flat = [axis for word, n in zip(words, shape, strict=True) for axis in _factors(word, n, sizes)]
     view = tuple(axis.size for axis in flat)
-    everything: list[Range] = [None] * len(flat)
 
     def part(chosen: Mapping[int, Range]) -> Part:
-        index = [chosen.get(i, item) for i, item in enumerate(everything)]
+        index = [chosen.get(i) for i in range(len(flat))]
         left = [axis.word for axis, item in zip(flat, index, strict=True) if not isinstance(item, int)]
         order = tuple(sorted(range(len(left)), key=lambda i: _RANK.get(left[i], 2)))
         while index and index[-1] is None:

@@ -10,10 +10,9 @@ from curvlens.doctor.patient import Patient
 
 def check_architecture(patient: Patient) -> Iterator[Finding]:
     """An unknown architecture, unless the user gave blocks."""
-    blocks = getattr(patient.problem, "blocks", None)
-    if blocks is None or getattr(blocks, "family", "") is not None:
-        return
-    if len(blocks) == len(blocks.order):
+    assert patient.problem is not None
+    blocks = patient.problem.blocks
+    if blocks.family is None and len(blocks) == len(blocks.order):
         yield Finding(
             "unknown-architecture",
             "note",

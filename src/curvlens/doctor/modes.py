@@ -8,20 +8,20 @@ from functools import partial
 import torch
 from torch import nn
 
+from curvlens.checks import active_batch_norms
 from curvlens.doctor.finding import Finding
 from curvlens.doctor.patient import Patient, change
 from curvlens.errors import listing
 
 _RATES = ("p", "drop_prob", "dropout", "attention_dropout", "attn_dropout", "hidden_dropout", "layerdrop")
 """How modules call the rate at which they drop: torch, timm's DropPath, Hugging Face."""
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _SAME = 1e-6
 """Two passes that differ by less are the same: as `Problem` has it."""
 
 
 def check_modes(patient: Patient) -> Iterator[Finding]:
     """Dropout, stochastic depth and batch-norm; ends with the model in evaluation mode if that is the cure."""
-    dropping, norms = _dropping(patient.model), _norms(patient.model)
+    dropping, norms = _dropping(patient.model), active_batch_norms(patient.model)
     spread = _spread(patient)
     cured = False
     # Two passes with few draws may agree by chance; that random numbers were drawn is certain.
@@ -69,10 +69,6 @@ def _dropping(model: nn.Module) -> list[str]:
         if module.training and any(isinstance(r, (int, float)) and not isinstance(r, bool) and r > 0 for r in rates):
             found.append(name)
     return found
-
-
-def _norms(model: nn.Module) -> list[str]:
-    return [name for name, m in model.named_modules() if isinstance(m, _NORMS) and m.training]
 
 
 def _spread(patient: Patient) -> float | None:
