@@ -219,6 +219,35 @@ def test_blocks_to_an_accuracy(problem: cl.Problem) -> None:
             assert float(estimate.half_width()) <= 0.2 * float(estimate)
 
 
+@pytest.mark.parametrize("by", ["block", "head", "parameter"])
+def test_every_block_ends_by_itself(problem: cl.Problem, by: Any) -> None:
+    """A block that is close enough is left out of the later passes, and keeps what its own samples said."""
+    G = cl.ggn(problem)
+    blocks = cl.trace(G, rtol=0.3, by=by)
+    spent = {estimate.samples for estimate in blocks.values()}
+    assert len(spent) > 1
+    for samples in spent:
+        fixed = cl.trace(G, samples, by=by)
+        for name, estimate in blocks.items():
+            if estimate.samples == samples:
+                torch.testing.assert_close(estimate.value, fixed[name].value, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.full
+def test_accuracy_is_met_by_every_block(problem: cl.Problem) -> None:
+    G = cl.ggn(problem)
+    truths = {name: float(block.dense().trace()) for name, block in G.blocks().items()}
+    floor = 1e-10 * max(truths.values())
+    good = total = 0
+    for seed in range(40):
+        for name, estimate in cl.trace(G, rtol=0.2, by="block", seed=seed).items():
+            if truths[name] > floor:
+                good += int(abs(float(estimate) - truths[name]) <= 0.2 * truths[name])
+                total += 1
+    print(f"rtol=0.2 of traces by block: met in {good / total:.3f}")
+    assert good >= 0.9 * total
+
+
 @pytest.mark.parametrize("loss", ["mse", "contrastive", "symmetric", "plain"])
 def test_blocks_of_other_losses(loss: str) -> None:
     torch.manual_seed(0)

@@ -120,6 +120,12 @@ class Blocks(Mapping[str, Block]):
             unmapped=[name for name in self.unmapped if name in names],
         )
 
+    def only(self, names: Iterable[str]) -> Blocks:
+        """Some of the blocks, by their names."""
+        chosen = [self._blocks[name] for name in names]
+        order = self._sorted(part for block in chosen for part in block.parts)
+        return Blocks(chosen, order, family=self.family, tied=self.tied, unmapped=self.unmapped)
+
     def grouped(self, patterns: Mapping[str, str | Iterable[str]]) -> Blocks:
         """The user's own blocks, each a name with block names, parameter names or patterns; the rest stays as it is."""
         own: list[Block] = []

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import scipy.stats
 import torch
 from torch import Tensor
 
-from curvlens.blocks import Blocks, By
+from curvlens.blocks import Blocks, By, Layout
 from curvlens.blocks.cutting import Pieces
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, listing
 from curvlens.linalg.basis import Store, budget
 from curvlens.linalg.products import Products, Progress, warn
 from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, effort
@@ -66,39 +67,78 @@ def all_blocks(
             f"Two samples of {operator.rows.size} numbers need {readable(2 * vector)}, {readable(allowed)} are "
             "allowed. Raise memory=."
         )
-    groups: list[Tensor] = []
+    found = _Found(quantity, operator.rows.blocks.by(by))
     note = ""
-    blocks = operator.rows.blocks.by(by)
     try:
-        for U in _groups(products, operator, plan, seed, group):
-            groups.append(_squares(U, blocks) if quantity == "trace" else _grams(U, blocks))
-            if plan.rtol is not None and sum(g.shape[1] for g in groups) >= FEWEST:
-                value, stderr, dof = _statistics(quantity, groups)
-                if _close_enough(quantity, value, stderr, dof, plan.rtol):
+        for seeds in _groups(plan, seed, group):
+            # Blocks that are as close as asked for are left out: what is pulled back to them alone need not be done.
+            rows = operator.rows if found.open is found.blocks else Layout(found.open.order)
+            U = operator._block(rows, rows).roots(seeds, _in_samples(products, len(seeds)))
+            products.tick(found.sampled + len(seeds) - products.count)
+            found.add(U)
+            if plan.rtol is not None and found.sampled >= FEWEST:
+                found.close(plan.rtol)
+                if not found.open:
                     break
         else:
             if plan.rtol is not None:
                 note = f"rtol={plan.rtol:g} not reached after {plan.samples} samples"
-                warn(f"The {NAMES[quantity]} by block: {note}. The standard errors say what was reached.")
+                warn(
+                    f"The {NAMES[quantity]} by block: {note} for {listing(found.open)}. The standard errors say what was "
+                    "reached."
+                )
     except KeyboardInterrupt:
-        if not groups:
+        if not found.sampled:
             raise
         note = f"interrupted after {products.count} samples"
         warn(f"The {NAMES[quantity]} by block was {note}; the errors are those of what was done.")
-    value, stderr, dof = _statistics(quantity, groups)
-    sampled = sum(gram.shape[1] for gram in groups)
-    provenance = products.provenance(quantity=quantity, seed=seed, sampled=sampled, by=by, roots=True)
-    return ByBlock(
-        {
-            name: Estimate(value[i], stderr[i], products.count, float(dof), note, provenance)
-            for i, name in enumerate(blocks)
-        },
-        NAMES[quantity],
-    )
+    provenance = products.provenance(quantity=quantity, seed=seed, sampled=found.sampled, by=by, roots=True)
+    return ByBlock(found.estimates(note, provenance), NAMES[quantity])
 
 
-def _groups(products: Products, operator: GaussNewton, plan: Effort, seed: int, group: int) -> Iterator[Tensor]:
-    """Groups of samples (g, n), each group a fresh one."""
+class _Found:
+    """What the samples said of each block so far, and which blocks still need more."""
+
+    def __init__(self, quantity: Quantity, blocks: Blocks) -> None:
+        self.quantity, self.blocks, self.open = quantity, blocks, blocks
+        self.sampled = 0
+        self._groups: list[Tensor] = []  # of the open blocks, (blocks, g) or (blocks, g, g)
+        self._closed: dict[str, tuple[Tensor, Tensor, int, int]] = {}
+
+    def add(self, U: Tensor) -> None:
+        """Samples (g, numbers of the open blocks)."""
+        self._groups.append(_squares(U, self.open) if self.quantity == "trace" else _grams(U, self.open))
+        self.sampled += U.shape[0]
+
+    def close(self, rtol: float) -> None:
+        """Leave out the blocks that are close enough, and those that are but rounding beside the others."""
+        value, stderr, dof = _statistics(self.quantity, self._groups)
+        t = float(scipy.stats.t.ppf((1 + LEVEL) / 2, dof))
+        factor = 2.0 if self.quantity == "square" else 1.0
+        largest = max([float(value.max()), *(float(v) for v, *_ in self._closed.values())])
+        near = (stderr * t <= factor * rtol * value) | (value <= 1e-12 * largest)
+        for i, name in enumerate(self.open):
+            if near[i]:
+                self._closed[name] = (value[i], stderr[i], dof, self.sampled)
+        if near.any():
+            self._groups = [group[~near] for group in self._groups]
+            self.open = self.open.only([name for name in self.open if name not in self._closed])
+
+    def estimates(self, note: str, provenance: dict[str, Any]) -> dict[str, Estimate]:
+        """An estimate for each block; the note is for those that wanted more."""
+        done = {
+            name: Estimate(value, stderr, samples, float(dof), "", provenance)
+            for name, (value, stderr, dof, samples) in self._closed.items()
+        }
+        if self.open:
+            value, stderr, dof = _statistics(self.quantity, self._groups)
+            for i, name in enumerate(self.open):
+                done[name] = Estimate(value[i], stderr[i], self.sampled, float(dof), note, provenance)
+        return {name: done[name] for name in self.blocks}
+
+
+def _groups(plan: Effort, seed: int, group: int) -> Iterator[list[int]]:
+    """Seeds of groups of samples, each group a fresh one."""
     done = 0
     # Towards rtol, groups grow with what was done: few looks, and little beyond what is needed.
     size = min(group, plan.samples if plan.rtol is None else FEWEST)
@@ -106,9 +146,8 @@ def _groups(products: Products, operator: GaussNewton, plan: Effort, seed: int, 
         size = min(size, plan.samples - done)
         if plan.samples - done - size == 1:  # a single sample makes no pair
             size -= 1 if size > 2 else -1
-        yield operator.roots([seed * 1_000_003 + done + i for i in range(size)], _in_samples(products, size))
+        yield [seed * 1_000_003 + done + i for i in range(size)]
         done += size
-        products.tick(done - products.count)
         if plan.rtol is not None:
             size = min(group, max(FEWEST, math.ceil(0.3 * done)))
 
@@ -158,11 +197,3 @@ def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tenso
     spread = (without - without.mean(1, keepdim=True)).square().sum(1)
     # Products of pairs are skewed: a third of the degrees of freedom gives intervals that hold (tested at 64 samples).
     return value, (spread * (count - 1) / count).sqrt(), max(count // 3, 1)
-
-
-def _close_enough(quantity: Quantity, value: Tensor, stderr: Tensor, dof: int, rtol: float) -> bool:
-    """Every block that is more than rounding beside the others."""
-    t = float(scipy.stats.t.ppf((1 + LEVEL) / 2, dof))
-    factor = 2.0 if quantity == "square" else 1.0
-    floor = 1e-12 * float(value.max())
-    return bool((stderr * t <= factor * rtol * value).where(value > floor, True).all())
