@@ -84,8 +84,8 @@ def all_blocks(
             if plan.rtol is not None:
                 note = f"rtol={plan.rtol:g} not reached after {plan.samples} samples"
                 warn(
-                    f"The {NAMES[quantity]} by block: {note} for {listing(found.open)}. The standard errors say what was "
-                    "reached."
+                    f"The {NAMES[quantity]} by block: {note} for {listing(found.open)}. The standard errors say what "
+                    "was reached."
                 )
     except KeyboardInterrupt:
         if not found.sampled:

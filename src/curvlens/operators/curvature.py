@@ -116,7 +116,10 @@ class GaussNewton(Curvature):
         # Independent terms: their sum is to be divided by the root of what their squares are divided by.
         result = torch.empty(len(seeds), self.rows.size, dtype=self.dtype, device=self.device)
         for row in result:
-            row.copy_(whole.extract(self.rows, totals.pop(0).over(math.sqrt(count))))
+            if whole == self.rows:
+                totals.pop(0).over(math.sqrt(count), out=row)
+            else:
+                row.copy_(whole.extract(self.rows, totals.pop(0).over(math.sqrt(count))))
         return result
 
     def _quadratic(self, v: Tensor) -> float:

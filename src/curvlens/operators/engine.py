@@ -98,15 +98,16 @@ class Total:
         for name, part in parts.items():
             self._sum[self.rows.slices[name]] += part.detach().reshape(-1)
 
-    def over(self, count: float) -> Tensor:
+    def over(self, count: float, out: Tensor | None = None) -> Tensor:
         """The sum divided by a number, in the dtype of the parameters."""
         if self._sum is not None:
-            return self._sum.div_(count).to(self.problem.dtype)
-        return self._written(self._first or {}, count, dtype=self.problem.dtype)
+            divided = self._sum.div_(count)
+            return divided.to(self.problem.dtype) if out is None else out.copy_(divided)
+        return self._written(self._first or {}, count, dtype=self.problem.dtype, out=out)
 
-    def _written(self, parts: Parts, count: float, dtype: torch.dtype) -> Tensor:
+    def _written(self, parts: Parts, count: float, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """Parts divided by a number, one behind the other: every number is read and written once."""
-        result = torch.empty(self.rows.size, dtype=dtype, device=self.problem.device)
+        result = torch.empty(self.rows.size, dtype=dtype, device=self.problem.device) if out is None else out
         for name, place in self.rows.slices.items():
             if name in parts:
                 torch.div(parts[name].reshape(-1).to(dtype), count, out=result[place])
