@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 CHUNK = 1 << 20
@@ -72,3 +72,24 @@ def cross_entropy_sample(
 def square_curvature(t: Float[Tensor, ...]) -> Float[Tensor, ...]:
     """Apply the Hessian of ‖f − y‖²: 2 t."""
     return 2 * t
+
+
+def unembedded_cross_entropy(
+    outputs: Float[Tensor, "*batch l d"],
+    unembedding: Float[Tensor, "d c"],
+    labels: Int[Tensor, "*batch l"],
+    *,
+    ignore_index: int = -100,
+) -> tuple[Float[Tensor, "*batch l d"], Float[Tensor, "*batch l d d"]]:
+    """Gradient and curvature, at every token's output f, of each sample's mean cross-entropy of the logits f E.
+
+    g_i = E (p_i − y_i)/n and S_i = E (diag p_i − p_i p_iᵀ) Eᵀ/n, with n the counted tokens of the sample; both are zero
+    where the label is ignored. They go into `curvlens.calculus.attention.hessian` as ``grad`` and ``curvature``.
+    """
+    counted = labels != ignore_index
+    p = _softmax(outputs @ unembedding)
+    share = (counted.to(p.dtype) / counted.sum(-1, keepdim=True).clamp(min=1))[..., None]
+    target = torch.zeros_like(p).scatter_(-1, labels.clamp(min=0)[..., None], 1.0)
+    back = (p.sqrt()[..., None, :] * unembedding) - (unembedding @ p[..., None]) * p.sqrt()[..., None, :]
+    curvature = share[..., None] * (back @ back.mT)
+    return (share * ((p - target) @ unembedding.mT)).to(outputs.dtype), curvature.to(outputs.dtype)
