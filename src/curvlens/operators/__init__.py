@@ -2,9 +2,10 @@
 
 from curvlens.operators.algebra import as_operator
 from curvlens.operators.base import Operator
+from curvlens.operators.closed_form import closed_form
 from curvlens.operators.fisher import empirical_fisher, fisher
 from curvlens.operators.functional import functional
 from curvlens.operators.ggn import ggn
 from curvlens.operators.hessian import hessian
 
-__all__ = ["Operator", "as_operator", "empirical_fisher", "fisher", "functional", "ggn", "hessian"]
+__all__ = ["Operator", "as_operator", "closed_form", "empirical_fisher", "fisher", "functional", "ggn", "hessian"]

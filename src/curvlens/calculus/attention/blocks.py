@@ -1,0 +1,109 @@
+"""The blocks of the weights, as terms (`docs/math.md`, "Attention: blocks").
+
+The Jacobian of f_i by one weight matrix is a vector times a matrix: by W_Q it is x_i[a] C_i[b, d], by W_K it is D_i[b,
+a] q_i[d], by W_V it is m_i[a] δ_bd, and so for the factors of a low-rank value. An outer block is therefore Σ_i u_i
+w_i (M_i S_i M'_iᵀ), and the functional blocks are of the same kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus.attention.layer import Curvature, Layer
+from curvlens.calculus.attention.state import State
+from curvlens.calculus.terms import TRANSPOSED, Pair, Term, Tokens
+
+Part = Literal["outer", "functional", "total"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One weight matrix: ∂f_i/∂W[a, d] = u_i[a] M_i[d], or M_i[a] u_i[d] for a key matrix."""
+
+    letter: str
+    head: int
+    shape: tuple[int, int]
+
+    def axes(self, *, row: bool) -> tuple[str, str]:
+        """The axes of u and of the index of M, in the row or in the column of a block."""
+        vector, index = ("d", "a") if self.letter == "K" else ("a", "d")
+        return (vector, index) if row else (vector.translate(TRANSPOSED), index.translate(TRANSPOSED))
+
+
+def slots(layer: Layer) -> list[Slot]:
+    """The weight matrices, head by head: Q, K, V and, if the value is of low rank, O."""
+    weights = {"Q": layer.WQ, "K": layer.WK, "V": layer.down, "O": layer.up}
+    return [
+        Slot(letter, head, (weight.shape[1], weight.shape[2]))
+        for head in range(layer.heads)
+        for letter, weight in weights.items()
+        if weight is not None
+    ]
+
+
+def terms(state: State, first: Slot, second: Slot, part: Part) -> list[Term]:
+    """The block of two weight matrices, the first not after the second."""
+    if part == "outer":
+        return outer(state, first, second, state.outer)
+    own = functional(state, first, second) if first.head == second.head else []
+    return [*outer(state, first, second, state.total if part == "total" else state.rest), *own]
+
+
+def outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> list[Term]:
+    """Σ_i J_iᵀ S_i J_i."""
+    if not isinstance(curvature, Tensor) and curvature == 0:
+        return []
+    u, w = (state.vector(slot.letter, slot.head) for slot in (first, second))
+    left, right = (state.jacobian(slot.letter, slot.head) for slot in (first, second))
+    (on_u, row), (on_w, column) = first.axes(row=True), second.axes(row=False)
+    if isinstance(curvature, Tensor):
+        sandwich = curvature if left is None else left @ curvature
+        sandwich = sandwich if right is None else sandwich @ right.mT
+        return [Tokens(u, w, sandwich, on_u, on_w, row + column)]
+    middle = left if right is None else right.mT if left is None else left @ right.mT
+    if middle is None or middle.ndim == 2:  # the same for all tokens
+        return [Pair(curvature * (u.mT @ w), middle, on_u + on_w, row + column, first.shape["ad".index(row)])]
+    return [Tokens(u, w, curvature * middle, on_u, on_w, row + column)]
+
+
+def functional(state: State, first: Slot, second: Slot) -> list[Term]:
+    """⟨g, ∂²F⟩ of two matrices of one head; zero between values, and between heads."""
+    layer, h = state.layer, first.head
+    pair = first.letter + second.letter
+    x, q = (state.vector(slot.letter, slot.head) for slot in (first, second))
+    if pair in ("QQ", "KK", "QK"):
+        found: list[Term] = []
+        if state.G is not None:
+            if pair == "KK":
+                found.append(Tokens(x, q, state.tau**2 * state.G[h], "d", "e", "ac"))
+            else:
+                third = state.GK(h)  # (N, d_K, d)
+                if pair == "QK":
+                    found.append(Tokens(x, q, third, "a", "e", "dc"))
+                else:
+                    weight = torch.eye(third.shape[2]).to(third) if layer.WK is None else layer.WK[h]
+                    found.append(Tokens(x, q, third @ weight, "a", "c", "de"))
+        if pair == "QK":
+            found.append(scores(state, h))
+        return found
+    if pair == "VO":
+        return [Pair(state.m[h].mT @ state.g, None, "ae", "dc", first.shape[1])]
+    if second.letter not in "VO" or first.letter not in "QK":
+        return []
+    if second.letter == "V":
+        cotangent = state.g if layer.up is None else state.g @ layer.up[h].mT
+        moment = state.MK[h] if first.letter == "Q" else state.tau * state.M2[h]
+    else:
+        cotangent = state.g
+        moment = layer.down[h].mT @ (state.MK[h] if first.letter == "Q" else state.tau * state.M2[h])
+    on_vector, on_index = first.axes(row=True)
+    return [Tokens(x, cotangent, moment, on_vector, "e", "c" + on_index)]
+
+
+def scores(state: State, head: int) -> Pair:
+    """τ B ⊗ I_{d_K}, what W_Q W_Kᵀ being a product adds to the block (Q, K): the T-functional part (Remark D.1)."""
+    return Pair(state.tau * state.B[head], None, "ac", "de", state.layer.WQ.shape[2])

@@ -1,0 +1,263 @@
+"""An attention layer and a loss behind it, as plain tensors: what was given, checked and put into one shape.
+
+Tokens are rows. F = Σ_h A_h X_k W_V^h with A_h = softmax(τ X_q W_Q^h W_K^hᵀ X_kᵀ + mask), row by row, and τ = 1/(t
+√d_K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus.softmax import softmax
+from curvlens.errors import CurvlensError
+
+Kind = Literal["softmax", "linear"]
+Value = Tensor | tuple[Tensor, Tensor]
+Curvature = float | Tensor
+"""A number c stands for c·I."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Tokens (B, L, d), weights with a leading head axis, the scale of the scores and who may attend to whom."""
+
+    queries: Tensor
+    keys: Tensor
+    WQ: Tensor
+    WK: Tensor | None
+    """None: one matrix W_QK in the place of W_Q W_Kᵀ."""
+    down: Tensor
+    up: Tensor | None
+    """W_V = down up, or W_V = down."""
+    tau: float
+    allowed: Tensor | None
+    kind: Kind
+    crossed: bool
+    """Keys and values are tokens of their own."""
+
+    @property
+    def heads(self) -> int:
+        """H."""
+        return self.WQ.shape[0]
+
+    @property
+    def samples(self) -> int:
+        """B."""
+        return self.queries.shape[0]
+
+    @property
+    def d_out(self) -> int:
+        """Columns of F."""
+        return (self.down if self.up is None else self.up).shape[-1]
+
+    @cached_property
+    def WV(self) -> Tensor:
+        """The value matrix of each head, (H, d, d_out)."""
+        return self.down if self.up is None else self.down @ self.up
+
+    @cached_property
+    def q(self) -> Tensor:
+        """X_q W_Q, (H, B·L, d_K)."""
+        return self.queries.flatten(0, 1) @ self.WQ
+
+    @cached_property
+    def kappa(self) -> Tensor:
+        """κ_i = τ W_K W_Qᵀ x_i, so that T_ij = κ_i · x_j: (H, B·L, d)."""
+        return self.tau * (self.q if self.WK is None else self.q @ self.WK.mT)
+
+    @cached_property
+    def attention(self) -> Tensor:
+        """A, (H, B, L, L_k)."""
+        scores = self.kappa.view(-1, *self.queries.shape[:2], self.keys.shape[-1]) @ self.keys.mT
+        if self.kind == "softmax":
+            return softmax(scores, self.allowed)
+        return scores if self.allowed is None else scores * self.allowed
+
+    @cached_property
+    def output(self) -> Tensor:
+        """F, (B, L, d_out)."""
+        values = self.keys @ self.WV[:, None]
+        return (self.attention @ values).sum(0)
+
+    def rows(self, keep: Tensor) -> Layer:
+        """The same layer with some of the query positions only."""
+        allowed = None if self.allowed is None else self.allowed[..., keep, :]
+        return replace(self, queries=self.queries[:, keep], allowed=allowed)
+
+
+class Loss(NamedTuple):
+    """What the Hessian needs of the loss: gradient and curvature at every output token, scaled by the reduction."""
+
+    gradient: Tensor
+    """g, (B, L, d_out)."""
+    outer: Curvature
+    """S of the Gauss–Newton part, (B, L, d_out, d_out) or a number."""
+    rest: Curvature
+    """What else of S there is: the curvature of what follows, which belongs to the functional part."""
+
+
+def layer(
+    x: Tensor,
+    wq: Tensor,
+    wk: Tensor | None,
+    wv: Value,
+    *,
+    mask: Any,
+    temperature: float,
+    kind: str,
+    context: Tensor | None,
+) -> Layer:
+    """Check and shape what the user gave."""
+    down, up = wv if isinstance(wv, tuple) else (wv, None)
+    named = {"X": x, "WQ" if wk is not None else "WQK": wq, "WK": wk, "WV": down, "WO": up, "context": context}
+    if up is not None:
+        named["WV (down)"], named["WO (up)"] = named.pop("WV"), named.pop("WO")
+    tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
+    alike(tensors)
+    if x.ndim < 2:
+        raise CurvlensError(f"X has shape {tuple(x.shape)}, expected (…, tokens, features).")
+    weights = {name: t for name, t in tensors.items() if name not in ("X", "context")}
+    dims = {t.ndim for t in weights.values()}
+    if dims not in ({2}, {3}):
+        raise CurvlensError(
+            "The weights are matrices, or all of them have one leading head axis; got "
+            + ", ".join(f"{name} {tuple(t.shape)}" for name, t in weights.items())
+            + "."
+        )
+    if kind not in ("softmax", "linear"):
+        raise CurvlensError(f"kind={kind!r}; there are 'softmax' and 'linear'.")
+    if not temperature > 0 or temperature == float("inf"):
+        raise CurvlensError(f"temperature={temperature}; it divides the scores and has to be a positive number.")
+    keys = x if context is None else context
+    if keys.shape[:-2] != x.shape[:-2]:
+        raise CurvlensError(
+            f"X has the batch shape {tuple(x.shape[:-2])}, context {tuple(keys.shape[:-2])}: they have to be equal."
+        )
+    heads = [w if w.ndim == 3 else w[None] for w in (wq, wk, down, up) if w is not None]
+    names = list(weights)
+    for name, w in zip(names[1:], heads[1:], strict=True):
+        if w.shape[0] != heads[0].shape[0]:
+            raise CurvlensError(f"{names[0]} has {heads[0].shape[0]} heads, {name} has {w.shape[0]}.")
+    fits = [("X", x, -1, names[0], heads[0], 1)]
+    key_name = "X" if context is None else "context"
+    if wk is not None:
+        fits += [(key_name, keys, -1, "WK", heads[1], 1), ("WQ", heads[0], 2, "WK", heads[1], 2)]
+    else:
+        fits += [(key_name, keys, -1, "WQK", heads[0], 2)]
+    value = heads[2 if wk is not None else 1]
+    value_name = names[2 if wk is not None else 1]
+    fits += [(key_name, keys, -1, value_name, value, 1)]
+    if up is not None:
+        fits += [(value_name, value, 2, "WO (up)", heads[-1], 1)]
+    for first, a, i, second, b, j in fits:
+        if a.shape[i] != b.shape[j]:
+            raise CurvlensError(
+                f"{first} of shape {tuple(tensors[first].shape)} and {second} of shape "
+                f"{tuple(tensors[second].shape)} do not fit: {a.shape[i]} against {b.shape[j]}."
+            )
+    queries = x.reshape(-1, *x.shape[-2:])
+    return Layer(
+        queries,
+        keys.reshape(-1, *keys.shape[-2:]),
+        heads[0],
+        heads[1] if wk is not None else None,
+        value,
+        heads[-1] if up is not None else None,
+        1 / (temperature * (heads[1].shape[-1] ** 0.5 if wk is not None else 1.0)),
+        _allowed(mask, x, keys),
+        kind,  # type: ignore[arg-type]
+        context is not None,
+    )
+
+
+def alike(tensors: dict[str, Tensor]) -> None:
+    """All are real floating tensors of one dtype and device, with finite numbers and nothing empty."""
+    first_name, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            given = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+            raise CurvlensError(f"{name} is {given}, expected a tensor of real floating-point numbers.")
+        if (tensor.dtype, tensor.device) != (first.dtype, first.device):
+            raise CurvlensError(
+                f"{first_name} is {first.dtype} on {first.device}, {name} is {tensor.dtype} on {tensor.device}: "
+                "bring them to one dtype and device."
+            )
+        if not tensor.numel():
+            raise CurvlensError(f"{name} of shape {tuple(tensor.shape)} is empty.")
+        if not tensor.isfinite().all():
+            raise CurvlensError(f"{name} has NaN or infinite entries ({int((~tensor.isfinite()).sum())} of them).")
+
+
+def _allowed(mask: Any, x: Tensor, keys: Tensor) -> Tensor | None:
+    """(B or 1, L, L_k), True where a query may attend to a key."""
+    if mask is None:
+        return None
+    size = (x.shape[-2], keys.shape[-2])
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise CurvlensError(f"mask={mask!r}; there are None, 'causal' and a boolean tensor, True where attended.")
+        if size[0] != size[1]:
+            raise CurvlensError(f"mask='causal' with {size[0]} queries and {size[1]} keys: give a boolean tensor.")
+        return torch.ones(1, *size, dtype=torch.bool, device=x.device).tril()
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        given = f"of {mask.dtype}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+        raise CurvlensError(f"mask is {given}; expected None, 'causal' or a boolean tensor, True where attended.")
+    full = (*x.shape[:-2], *size)
+    try:
+        wide = mask.expand(full) if mask.ndim > 2 else mask.expand(1, *size)
+    except RuntimeError as error:
+        raise CurvlensError(f"mask has shape {tuple(mask.shape)}, expected {size} or {full}.") from error
+    return wide.reshape(-1, *size).to(x.device)
+
+
+def loss(of: Layer, batch: Sequence[int], target: Any, grad: Any, curvature: Any, reduction: str) -> Loss:
+    """Square loss with a target, or any loss by its gradient and curvature at the output."""
+    shape = (*batch, of.queries.shape[1], of.d_out)
+    scale = {"mean": 1 / of.samples, "sum": 1.0}.get(reduction)
+    if scale is None:
+        raise CurvlensError(f"reduction={reduction!r}; there are 'mean' (over the samples) and 'sum'.")
+    if (target is None) == (grad is None):
+        given = "both target and grad" if target is not None else "neither target nor grad"
+        raise CurvlensError(f"Got {given}: give target= for the square loss, or grad= and curvature= of another.")
+    if target is not None:
+        if curvature is not None:
+            raise CurvlensError("The square loss has its own curvature: give target= alone, or grad= and curvature=.")
+        _fits("target", target, shape, of)
+        c = 2 * scale / (of.queries.shape[1] * of.d_out)
+        return Loss(c * (of.output - target.reshape(of.output.shape)), c, 0.0)
+    if curvature is None:
+        raise CurvlensError(
+            "grad= needs curvature=, the second derivative at every output token: a tensor (…, L, d, d), a number c "
+            "for c·I (0.0 for a loss linear in the output), or a pair (gauss_newton, rest)."
+        )
+    _fits("grad", grad, shape, of)
+    outer, rest = curvature if isinstance(curvature, tuple) else (curvature, 0.0)
+    parts = [_curvature(name, part, shape, of, scale) for name, part in (("curvature", outer), ("curvature[1]", rest))]
+    return Loss(scale * grad.reshape(of.output.shape), *parts)
+
+
+def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Layer, scale: float) -> Curvature:
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return scale * given
+    _fits(name, given, (*shape, of.d_out), of)
+    asymmetry = float((given - given.mT).abs().max())
+    if asymmetry > 1e4 * torch.finfo(given.dtype).eps * float(given.abs().max()):
+        raise CurvlensError(
+            f"{name} is not symmetric (by {asymmetry:.2g}): it is ∂²ℓ/∂f², one symmetric matrix a token; "
+            "if it is a square root R, give R @ R.mT."
+        )
+    symmetric: Tensor = scale * (given + given.mT) / 2
+    return symmetric.reshape(*of.output.shape, of.d_out)
+
+
+def _fits(name: str, given: Any, shape: tuple[int, ...], of: Layer) -> None:
+    if not isinstance(given, Tensor) or tuple(given.shape) != shape:
+        got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+        raise CurvlensError(f"{name} has to have the shape {shape} of the output, got {got}.")
+    alike({"X": of.queries, name: given})

@@ -1,0 +1,248 @@
+"""Products of the Hessian with vectors, in two ways: by the moments, or along the tokens.
+
+By the moments (M2 and G stored) a product costs about N (18 d² + 16 d d_K) operations, whatever the number of keys.
+Along the tokens it costs about N L_k (12 d_K + 10 d_out), needs no moments, and knows derivatives by the tokens
+themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus.attention.blocks import Part
+from curvlens.calculus.attention.layer import Curvature, Layer, Loss
+from curvlens.calculus.attention.state import State
+from curvlens.calculus.softmax import gradient_rows
+
+Directions = Mapping[str, Tensor]
+"""By letter, (k, H, ·, ·) for the weights Q, K, V, O, (k, B, ·, ·) for the tokens X, C; a letter not there is zero."""
+
+
+def by_moments(state: State, v: Directions, part: Part) -> dict[str, Tensor]:
+    """H v with respect to the weights, for k directions at once."""
+    layer, tau = state.layer, state.tau
+    x, q, m, g = state.x, state.q, state.m, state.g
+    functional = part != "outer"
+    kappa = None  # the direction of κ/τ
+    if "Q" in v:
+        qd = x @ v["Q"]
+        kappa = qd if layer.WK is None else qd @ layer.WK.mT
+    if "K" in v:
+        by_key = q @ v["K"].mT
+        kappa = by_key if kappa is None else kappa + by_key
+    md = None if kappa is None else tau * _each(state.M2, kappa)
+    value = _value_direction(layer, v)
+    fd = None if md is None else md @ layer.WV
+    if value is not None:
+        fd = m @ value if fd is None else fd + m @ value
+    if fd is None:
+        return {}
+    gd = _curve({"outer": state.outer, "functional": state.rest, "total": state.total}[part], fd.sum(1))
+    ud = None if gd is None else gd[:, None] @ layer.WV.mT
+    if functional and value is not None:
+        ud = g @ value.mT if ud is None else ud + g @ value.mT
+    pd = None if ud is None else tau * _each(state.M2, ud)
+    if functional and state.G is not None and kappa is not None:
+        third = tau**2 * _each(state.G, kappa)
+        pd = third if pd is None else pd + third
+    zero = torch.zeros((fd.shape[0], *m.shape), dtype=m.dtype, device=m.device)
+    pd = zero if pd is None else pd
+    result = {}
+    query = pd if layer.WK is None else pd @ layer.WK
+    if layer.WK is not None:
+        key = pd.mT @ q
+        if functional:
+            if "Q" in v:
+                key = key + tau * (state.p.mT @ qd)
+            if "K" in v:
+                query = query + tau * (state.p @ v["K"])
+        result["K"] = key
+    result["Q"] = x.mT @ query
+    total = torch.zeros_like(layer.WV).expand(fd.shape[0], -1, -1, -1)
+    if gd is not None:
+        total = m.mT @ gd[:, None]
+    if functional and md is not None:
+        total = total + md.mT @ g
+    gradient = m.mT @ g if functional and layer.up is not None else None
+    return {**result, **_value_result(layer, total, gradient, v)}
+
+
+class Tangent(NamedTuple):
+    """Directions of what the layer computes, (k, H, B, …): of q, k, v where they move, of A and of the output."""
+
+    q: Tensor | None
+    k: Tensor | None
+    v: Tensor | None
+    value: Tensor | None
+    """Of W_V, (k, H, d, d_out)."""
+    attention: Tensor
+    output: Tensor
+    """(k, B, L, d_out)."""
+
+
+def push(layer: Layer, v: Directions) -> Tangent:
+    """J v: what the layer does to directions of its weights and tokens, for k of them at once."""
+    queries, keys = layer.queries, layer.keys
+    q, k, values = _projected(layer)
+    xd = v.get("X")
+    cd = v.get("C") if layer.crossed else xd
+    qd = _plus(
+        queries @ v["Q"][:, :, None] if "Q" in v else None, None if xd is None else xd[:, None] @ layer.WQ[:, None]
+    )
+    kd = keys @ v["K"][:, :, None] if "K" in v else None
+    if cd is not None:
+        wide = cd[:, None].expand(-1, layer.heads, -1, -1, -1)
+        kd = _plus(kd, wide if layer.WK is None else wide @ layer.WK[:, None])
+    value = _value_direction(layer, v)
+    vd = _plus(
+        None if value is None else keys @ value[:, :, None], None if cd is None else cd[:, None] @ layer.WV[:, None]
+    )
+    td = _plus(None if qd is None else qd @ k.mT, None if kd is None else q @ kd.mT)
+    count = next(iter(v.values())).shape[0]
+    if td is None:
+        ad = torch.zeros((count, *layer.attention.shape), dtype=q.dtype, device=q.device)
+    else:
+        ad = _through(layer, layer.tau * td)
+    fd = ad @ values if vd is None else ad @ values + layer.attention @ vd
+    return Tangent(qd, kd, vd, value, ad, fd.sum(1))
+
+
+def pull(layer: Layer, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Jᵀ g to the tokens: the gradients by X_q and by X_k, (B, L, d) and (B, L_k, d)."""
+    q, k, values = _projected(layer)
+    w = _through(layer, g @ values.mT)
+    by_key = layer.tau * (w.mT @ q)
+    to_keys = (by_key if layer.WK is None else by_key @ layer.WK[:, None].mT) + (layer.attention.mT @ g) @ layer.WV[
+        :, None
+    ].mT
+    return (layer.tau * (w @ k) @ layer.WQ[:, None].mT).sum(0), to_keys.sum(0)
+
+
+def along_tokens(layer: Layer, loss: Loss, v: Directions, part: Part) -> dict[str, Tensor]:
+    """H v with respect to the weights and the tokens (X; and C, the context), for k directions at once."""
+    functional = part != "outer"
+    tau, attention, g = layer.tau, layer.attention, loss.gradient
+    q, k, values = _projected(layer)
+    tangent = push(layer, v)
+    qd, kd, vd, ad = tangent.q, tangent.k, tangent.v, tangent.attention
+    fd = tangent.output
+    gd = {
+        "outer": lambda: _curve(loss.outer, fd),
+        "functional": lambda: _curve(loss.rest, fd),
+        "total": lambda: _plus(_curve(loss.outer, fd), _curve(loss.rest, fd)),
+    }[part]()
+    # the adjoint of T, and the directions of the adjoints of T, q, k and v
+    scores = g @ values.mT
+    w = _through(layer, scores)
+    wd = torch.zeros_like(ad) if gd is None else _through(layer, gd[:, None] @ values.mT)
+    if functional:
+        if vd is not None:
+            wd = wd + _through(layer, g @ vd.mT)
+        if layer.kind == "softmax":
+            s = scores - scores.gather(-1, attention.argmax(-1, keepdim=True))  # or a nearly one-hot row would cancel
+            centred = s - (attention * s).sum(-1, keepdim=True)
+            wd = wd + ad * centred - attention * (ad * s).sum(-1, keepdim=True)
+    dq, dk = tau * (wd @ k), tau * (wd.mT @ q)
+    dv = torch.zeros_like(values).expand(ad.shape[0], *values.shape)
+    if gd is not None:
+        dv = attention.mT @ gd[:, None]
+    if functional:
+        dq = dq if kd is None else dq + tau * (w @ kd)
+        dk = dk if qd is None else dk + tau * (w.mT @ qd)
+        dv = dv + ad.mT @ g
+    bars = (tau * (w @ k), tau * (w.mT @ q), attention.mT @ g) if functional else None
+    return _to_weights_and_tokens(layer, v, tangent.value, (dq, dk, dv), bars)
+
+
+def _to_weights_and_tokens(
+    layer: Layer,
+    v: Directions,
+    value: Tensor | None,
+    changes: tuple[Tensor, Tensor, Tensor],
+    bars: tuple[Tensor, Tensor, Tensor] | None,
+) -> dict[str, Tensor]:
+    """From the adjoints of q = X W_Q, k and v (``bars``, for the functional part) and their directions to W̄ and X̄."""
+    queries, keys = layer.queries, layer.keys
+    dq, dk, dv = changes
+    result: dict[str, Tensor] = {"Q": (queries.mT @ dq).sum(2)}
+    if layer.WK is not None:
+        result["K"] = (keys.mT @ dk).sum(2)
+    total = (keys.mT @ dv).sum(2)
+    to_x = dq @ layer.WQ[:, None].mT
+    to_c = (dk if layer.WK is None else dk @ layer.WK[:, None].mT) + dv @ layer.WV[:, None].mT
+    gradient = None
+    if bars is not None:
+        q_bar, k_bar, v_bar = bars
+        xd = v.get("X")
+        cd = v.get("C") if layer.crossed else xd
+        if xd is not None:
+            result["Q"] = result["Q"] + (xd[:, None].mT @ q_bar).sum(2)
+        if cd is not None:
+            total = total + (cd[:, None].mT @ v_bar).sum(2)
+            if layer.WK is not None:
+                result["K"] = result["K"] + (cd[:, None].mT @ k_bar).sum(2)
+        if "Q" in v:
+            to_x = to_x + q_bar @ v["Q"][:, :, None].mT
+        if "K" in v:
+            to_c = to_c + k_bar @ v["K"][:, :, None].mT
+        if value is not None:
+            to_c = to_c + v_bar @ value[:, :, None].mT
+        gradient = (keys.mT @ v_bar).sum(1) if layer.up is not None else None
+    result |= _value_result(layer, total, gradient, v)
+    to_x, to_c = to_x.sum(1), to_c.sum(1)
+    return result | ({"X": to_x, "C": to_c} if layer.crossed else {"X": to_x + to_c})
+
+
+def _projected(layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, (H, B, ·, ·)."""
+    k = layer.keys.expand(layer.heads, -1, -1, -1) if layer.WK is None else layer.keys @ layer.WK[:, None]
+    return layer.q.view(-1, *layer.queries.shape[:2], layer.q.shape[-1]), k, layer.keys @ layer.WV[:, None]
+
+
+def _through(layer: Layer, rows: Tensor) -> Tensor:
+    """∂A/∂T applied to every row."""
+    if layer.kind == "softmax":
+        return gradient_rows(layer.attention.expand(rows.shape), rows)
+    return rows if layer.allowed is None else rows * layer.allowed
+
+
+def _each(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """M_n v_n for (H, N, d, d) matrices and (k, H, N, d) vectors."""
+    if vectors.shape[0] == 1:
+        return (matrices @ vectors[0, ..., None]).squeeze(-1)[None]
+    return (matrices @ vectors.permute(1, 2, 3, 0)).permute(3, 0, 1, 2)
+
+
+def _curve(curvature: Curvature, fd: Tensor) -> Tensor | None:
+    """S_i ḟ_i for (k, …, d) directions; None if it is zero."""
+    if not isinstance(curvature, Tensor):
+        return curvature * fd if curvature else None
+    return (curvature @ fd[..., None]).squeeze(-1)
+
+
+def _plus(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
+
+
+def _value_direction(layer: Layer, v: Directions) -> Tensor | None:
+    """The direction of W_V, (k, H, d, d_out): V̇, or V̇ O + V Ȯ."""
+    if layer.up is None:
+        return v.get("V")
+    return _plus(v["V"] @ layer.up if "V" in v else None, layer.down @ v["O"] if "O" in v else None)
+
+
+def _value_result(layer: Layer, total: Tensor, gradient: Tensor | None, v: Directions) -> dict[str, Tensor]:
+    """From the direction of the gradient by W_V to those by its factors."""
+    if layer.up is None:
+        return {"V": total}
+    down, up = total @ layer.up.mT, layer.down.mT @ total
+    if gradient is not None:
+        down = down + gradient @ v["O"].mT if "O" in v else down
+        up = up + v["V"].mT @ gradient if "V" in v else up
+    return {"V": down, "O": up}

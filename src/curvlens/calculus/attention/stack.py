@@ -1,0 +1,115 @@
+"""Attention layers one behind the other: the Hessian of the whole, from the closed forms of its layers.
+
+With T_l the derivative of layer l's tokens and weights by all weights θ, and λ_l the gradient at its output,
+
+    H = T_outᵀ S T_out + Σ_l T_lᵀ (λ_l · D²f_l) T_l                        (`docs/math.md`, "Attention: stacks").
+
+The first term is the outer part. Tangents T go forward through the layers, gradients λ backward; nothing is
+differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus.attention.blocks import slots
+from curvlens.calculus.attention.layer import Kind, Layer, Loss, Value, layer, loss
+from curvlens.calculus.attention.products import along_tokens, pull, push
+from curvlens.calculus.form import Form
+from curvlens.calculus.terms import Given, on_axes
+from curvlens.errors import CurvlensError
+
+
+class StackHessian:
+    """``.outer``, ``.functional`` and ``.total`` of a stack of attention layers; blocks are ``Q1 K1 V1 Q2 …``."""
+
+    def __init__(self, shapes: dict[str, tuple[int, int]], outer: Tensor, functional: Tensor) -> None:
+        self.outer = _form(shapes, outer, "Outer part of a stack of attention layers")
+        self.functional = _form(shapes, functional, "Functional part of a stack of attention layers")
+        self.total = _form(shapes, outer + functional, "Hessian of a stack of attention layers")
+
+    def __repr__(self) -> str:
+        return f"StackHessian({self.total!r})"
+
+
+def stack(
+    X: Tensor,
+    layers: Sequence[tuple[Tensor, Tensor, Value]],
+    target: Tensor | None = None,
+    *,
+    grad: Tensor | None = None,
+    curvature: float | Tensor | tuple[float | Tensor, float | Tensor] | None = None,
+    mask: str | Tensor | None = None,
+    temperature: float = 1.0,
+    kind: Kind = "softmax",
+    reduction: str = "mean",
+) -> StackHessian:
+    """The dense Hessian of D layers, each (WQ, WK, WV) as in `hessian`, the output of one being the tokens of the next.
+
+    No skip connections, no norms: the paper's networks of linear attention (Section 4.1), and the same with softmax.
+    """
+    if not layers:
+        raise CurvlensError("A stack needs at least one layer (WQ, WK, WV).")
+    built: list[Layer] = []
+    tokens = X
+    shapes: dict[str, tuple[int, int]] = {}
+    for depth, (wq, wk, wv) in enumerate(layers, start=1):
+        one = layer(tokens, wq, wk, wv, mask=mask, temperature=temperature, kind=kind, context=None)
+        built.append(one)
+        for slot in slots(one):
+            shapes[f"{slot.letter}{depth}" + (f".{slot.head}" if wq.ndim == 3 else "")] = slot.shape
+        tokens = one.output.reshape(*X.shape[:-2], *one.output.shape[1:])
+    behind = loss(built[-1], X.shape[:-2], target, grad, curvature, reduction)
+    size = sum(a * b for a, b in shapes.values())
+
+    # forward: the directions that all weights so far give to each layer's weights and tokens
+    directions: list[dict[str, Tensor]] = []
+    moved: Tensor | None = None  # (size, B, L, d)
+    start = 0
+    for one in built:
+        given: dict[str, Tensor] = {}
+        for letter, weight in (("Q", one.WQ), ("K", one.WK), ("V", one.down), ("O", one.up)):
+            if weight is not None:
+                given[letter] = X.new_zeros(size, *weight.shape)
+        for slot in slots(one):
+            count = slot.shape[0] * slot.shape[1]
+            unit = torch.eye(count, dtype=X.dtype, device=X.device).view(count, *slot.shape)
+            given[slot.letter][start : start + count, slot.head] = unit
+            start += count
+        if moved is not None:
+            given["X"] = moved
+        directions.append(given)
+        moved = push(one, given).output
+    assert moved is not None
+    outer = _sandwich(moved, behind.outer)
+    functional = _sandwich(moved, behind.rest)
+
+    # backward: the gradient at each layer's output, and what the layer's own second derivative adds
+    g = behind.gradient
+    for one, given in zip(reversed(built), reversed(directions), strict=True):
+        found = along_tokens(one, Loss(g, 0.0, 0.0), given, "functional")
+        for letter, part in given.items():
+            functional += part.flatten(1) @ found[letter].flatten(1).T
+        by_query, by_key = pull(one, g)
+        g = by_query + by_key
+    return StackHessian(shapes, outer, functional)
+
+
+def _sandwich(moved: Tensor, curvature: float | Tensor) -> Tensor:
+    """T S Tᵀ of directions (size, B, L, d)."""
+    rows = moved.flatten(1)
+    if isinstance(curvature, Tensor):
+        return rows @ (curvature @ moved[..., None]).squeeze(-1).flatten(1).T
+    return curvature * (rows @ rows.T)
+
+
+def _form(shapes: dict[str, tuple[int, int]], matrix: Tensor, title: str) -> Form:
+    def terms(first: str, second: str) -> list[Given]:
+        block = matrix[form.slices[first], form.slices[second]]
+        return [Given(on_axes(block, (*shapes[first], *shapes[second])))]
+
+    form = Form(shapes, terms, matrix, title)
+    return form

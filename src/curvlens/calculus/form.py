@@ -1,0 +1,162 @@
+"""A symmetric matrix in named blocks, each a sum of terms: what the closed-form Hessians are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus.terms import Term, merged, on_axes, squared_norm, write
+from curvlens.errors import CurvlensError, listing, nearest
+from curvlens.memory import available_bytes, readable
+
+Key = str | tuple[str, str]
+
+
+class Form:
+    """Blocks by name: ``form["Q", "K"]`` is the 2-D block on row-vecs, ``form["Q"]`` is ``form["Q", "Q"]``.
+
+    Norms, traces, diagonals and products do not build the block they are of.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, int]],
+        terms: Callable[[str, str], Sequence[Term]],
+        like: Tensor,
+        title: str,
+    ) -> None:
+        """``terms(a, b)`` are those of the block (a, b), asked for only with a before b or equal to it."""
+        self.shapes = dict(shapes)
+        self.dtype, self.device = like.dtype, like.device
+        self.title = title
+        self._terms = terms
+        self._cache: dict[tuple[str, str], list[Term]] = {}
+        self._order = {name: i for i, name in enumerate(self.shapes)}
+        self.slices: dict[str, slice] = {}
+        self.size = 0
+        for name, (rows, columns) in self.shapes.items():
+            self.slices[name] = slice(self.size, self.size + rows * columns)
+            self.size += rows * columns
+
+    def __repr__(self) -> str:
+        blocks = ", ".join(f"{name} {rows}×{columns}" for name, (rows, columns) in self.shapes.items())
+        return f"{self.title} ({self.size} × {self.size}; {blocks})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The blocks, in the order of `dense`."""
+        return tuple(self.shapes)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(size, size)."""
+        return (self.size, self.size)
+
+    def terms(self, first: str, second: str) -> list[Term]:
+        """The terms of a block; of one below the diagonal, those of its transpose, transposed."""
+        if self._order[first] > self._order[second]:
+            return [term.T for term in self.terms(second, first)]
+        if (first, second) not in self._cache:
+            self._cache[first, second] = merged(self._terms(first, second))
+        return self._cache[first, second]
+
+    def pair(self, key: Key) -> tuple[str, str]:
+        """The two names of a block, checked."""
+        names = (key, key) if isinstance(key, str) else tuple(key)
+        if len(names) != 2:
+            raise CurvlensError(f"A block has two names, as in H['Q', 'K']; {len(names)} given: {names!r}.")
+        for name in names:
+            if name not in self.shapes:
+                raise CurvlensError(f"There is no block {name!r}. {nearest(str(name), self.shapes)}")
+        return names
+
+    def _axes(self, first: str, second: str) -> tuple[int, int, int, int]:
+        return (*self.shapes[first], *self.shapes[second])
+
+    def _room(self, numbers: int, what: str) -> None:
+        needed, free = numbers * self.dtype.itemsize, available_bytes(self.device)
+        if needed > free:
+            raise CurvlensError(
+                f"{what} has {numbers} entries, {readable(needed)}; {readable(free)} are free. Without building it: "
+                "`matvec`, `norm`, `trace` and `diagonal`."
+            )
+
+    # What is built
+
+    def __getitem__(self, key: Key) -> Tensor:
+        first, second = self.pair(key)
+        rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
+        self._room(rows * columns, f"The block ({first}, {second})")
+        out = torch.empty(rows, columns, dtype=self.dtype, device=self.device)
+        write(self.terms(first, second), out.view(self._axes(first, second)))
+        return out
+
+    def dense(self) -> Tensor:
+        """The whole matrix, blocks in the order of `names`."""
+        self._room(self.size**2, f"{self.title} as a dense matrix")
+        out = torch.empty(self.size, self.size, dtype=self.dtype, device=self.device)
+        for i, first in enumerate(self.names):
+            for second in self.names[i:]:
+                axes = self._axes(first, second)
+                block = out[self.slices[first], self.slices[second]]
+                write(self.terms(first, second), on_axes(block, axes))
+                if second != first:
+                    out[self.slices[second], self.slices[first]] = block.T
+        return out
+
+    # What is read off
+
+    def norm(self, key: Key | None = None) -> float:
+        """The Frobenius norm of a block, or of the whole; exact."""
+        if key is not None:
+            first, second = self.pair(key)
+            return math.sqrt(max(squared_norm(self.terms(first, second), self._axes(first, second)), 0.0))
+        names = self.names
+        total = 0.0
+        for i, first in enumerate(names):
+            for second in names[i:]:
+                total += (1 if first == second else 2) * self.norm((first, second)) ** 2
+        return math.sqrt(total)
+
+    def diagonal(self, name: str | None = None) -> Tensor:
+        """The diagonal of the block (name, name), or of the whole."""
+        if name is None:
+            return torch.cat([self.diagonal(name) for name in self.names])
+        first, second = self.pair(name)
+        if first != second:
+            raise CurvlensError(f"The block {name!r} is off the diagonal: diagonal and trace are of one name, as 'Q'.")
+        out = torch.zeros(self.shapes[first], dtype=self.dtype, device=self.device)
+        for term in self.terms(first, first):
+            out += term.diagonal()
+        return out.reshape(-1)
+
+    def trace(self, name: str | None = None) -> float:
+        """The trace of the block (name, name), or of the whole; exact."""
+        return float(self.diagonal(name).double().sum())
+
+    def matvec(self, v: Tensor) -> Tensor:
+        """The product with a vector (size,) or with the columns of a (size, k) matrix."""
+        columns = self.columns(v)
+        out = torch.zeros_like(columns)
+        for first in self.names:
+            for second in self.names:
+                part = columns[self.slices[second]].view(*self.shapes[second], -1)
+                for term in self.terms(first, second):
+                    out[self.slices[first]] += term.times(part).flatten(0, 1)
+        return out.reshape(v.shape)
+
+    def columns(self, v: Tensor) -> Tensor:
+        """A vector or matrix of the right length, as (size, k) in the dtype of the form."""
+        if not isinstance(v, Tensor) or v.ndim not in (1, 2) or v.shape[0] != self.size:
+            given = f"shape {tuple(v.shape)}" if isinstance(v, Tensor) else f"a {type(v).__name__}"
+            raise CurvlensError(
+                f"{self.title} takes a vector of {self.size} numbers (blocks {listing(self.names)}) or a "
+                f"({self.size}, k) matrix, got {given}."
+            )
+        return v.to(dtype=self.dtype, device=self.device).reshape(self.size, -1)
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        return self.matvec(v)

@@ -1,0 +1,96 @@
+"""The linear network F(x) = W^D ⋯ W^1 x with square loss: the paper's point of comparison (Section 2).
+
+With A_i = W^D ⋯ W^{i+1} behind layer i, b_i = W^{i−1} ⋯ W^1 x before it, and the gradient g = c (F − Y) at the output,
+
+    outer (i, j)             A_iᵀ S A_j ⊗ Σ_n b_i b_jᵀ ,                         c A_iᵀ A_j ⊗ b_iᵀ b_j  for the square
+    loss functional (i, j), i < j [(o, p), (q, r)] = (W^{j−1} ⋯ W^{i+1})[r, o] (b_iᵀ g A_j)[p, q] .
+
+The functional part is block-hollow: between a layer and itself it is zero. Both grow with the square of the data at
+any depth, the functional part linearly where the residual is constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from curvlens.calculus.attention.layer import alike
+from curvlens.calculus.form import Form
+from curvlens.calculus.terms import Pair, Term
+from curvlens.errors import CurvlensError
+
+
+class LinearMLPHessian:
+    """``.outer``, ``.functional`` and ``.total``, with blocks ``W1 W2 …``, each weight in row-vec."""
+
+    def __init__(self, X: Tensor, weights: Sequence[Tensor], gradient: Tensor, c: float) -> None:
+        self.weights = list(weights)
+        self._before = [X]  # b_i as rows, (n, ·)
+        for weight in weights[:-1]:
+            self._before.append(self._before[-1] @ weight.T)
+        self._behind = [torch.eye(weights[-1].shape[0], dtype=X.dtype, device=X.device)]  # A_i
+        for weight in reversed(weights[1:]):
+            self._behind.insert(0, self._behind[0] @ weight)
+        self._gradient, self._c = gradient, c
+        shapes = {f"W{i + 1}": (w.shape[0], w.shape[1]) for i, w in enumerate(weights)}
+        number = {name: i for i, name in enumerate(shapes)}
+        title = "{} part of a linear network's Hessian"
+        self.outer = Form(shapes, lambda a, b: self._outer(number[a], number[b]), X, title.format("Outer"))
+        self.functional = Form(
+            shapes, lambda a, b: self._functional(number[a], number[b]), X, title.format("Functional")
+        )
+        self.total = Form(
+            shapes,
+            lambda a, b: [*self._outer(number[a], number[b]), *self._functional(number[a], number[b])],
+            X,
+            "Hessian of a linear network",
+        )
+
+    def __repr__(self) -> str:
+        return f"LinearMLPHessian({self.total!r})"
+
+    def _outer(self, i: int, j: int) -> list[Term]:
+        behind = self._behind[i].T @ self._behind[j]
+        return [Pair(self._c * behind, self._before[i].T @ self._before[j], "ac", "de")]
+
+    def _functional(self, i: int, j: int) -> list[Term]:
+        if i == j:
+            return []
+        # ⟨g, A_j Ẇ^j M Ẇ^i b_i⟩ with M = W^{j−1} ⋯ W^{i+1}: [a, d] is the entry of Ẇ^i, [c, e] that of Ẇ^j
+        between = torch.eye(self.weights[i].shape[0], dtype=self._gradient.dtype, device=self._gradient.device)
+        for weight in self.weights[i + 1 : j]:
+            between = weight @ between
+        seen = self._before[i].T @ self._gradient @ self._behind[j]
+        return [Pair(between, seen, "ea", "dc")]
+
+
+def hessian(
+    X: Float[Tensor, "*batch d"],
+    weights: Sequence[Tensor],
+    target: Float[Tensor, "*batch d_out"],
+) -> LinearMLPHessian:
+    """Both parts for any depth and layer, of ℓ = ‖F − Y‖² divided by the number of entries of Y.
+
+    Args:
+        X: Tokens, one a row.
+        weights: W^1 … W^D, each (out, in), as in F(x) = W^D ⋯ W^1 x.
+        target: Y.
+    """
+    if not weights:
+        raise CurvlensError("A network needs at least one weight matrix.")
+    alike({"X": X, **{f"W{i + 1}": w for i, w in enumerate(weights)}, "target": target})
+    rows = X.reshape(-1, X.shape[-1])
+    out = rows
+    for i, weight in enumerate(weights):
+        if weight.ndim != 2 or weight.shape[1] != out.shape[-1]:
+            raise CurvlensError(
+                f"W{i + 1} has shape {tuple(weight.shape)}, expected (out, {out.shape[-1]}), what comes before."
+            )
+        out = out @ weight.T
+    if target.shape != (*X.shape[:-1], out.shape[-1]):
+        raise CurvlensError(f"target has shape {tuple(target.shape)}, the output has {(*X.shape[:-1], out.shape[-1])}.")
+    c = 2 / target.numel()
+    return LinearMLPHessian(rows, weights, c * (out - target.reshape(out.shape)), c)

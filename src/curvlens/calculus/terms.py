@@ -1,0 +1,286 @@
+"""Terms of which the blocks of a closed-form Hessian are made, and what can be read off them without building a block.
+
+The block of two weight matrices has four axes, [a, d, c, e]: entry (a, d) of the first matrix, entry (c, e) of the
+second. Every block of `curvlens.calculus` is a sum of terms of two kinds:
+
+    Tokens:  Σ_n u_n[·] w_n[·] P_n[· ·]        a vector on one axis, a vector on another, a matrix on the other two
+    Pair:    M[· ·] N[· ·]                     two matrices; N may be the identity δ
+
+Which operand lies on which axis is said by letters: ``Tokens(x, q, P, "a", "e", "dc")`` is Σ_n x_n[a] q_n[e] P_n[d,
+c]. A dense block is one matrix product of inner size N. Norms, diagonals and products with vectors need much less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+AXES = "adce"
+TRANSPOSED = str.maketrans("adce", "cead")
+CHUNK = 1 << 22
+"""Numbers in one chunk of pairs of tokens: 32 MB in float64."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Σ_n u_n w_n P_n, with u (N, ·), w (N, ·), P (N, ·, ·)."""
+
+    u: Tensor
+    w: Tensor
+    matrix: Tensor
+    on_u: str
+    on_w: str
+    on_matrix: str
+
+    @property
+    def T(self) -> Tokens:
+        """The term of the transposed block."""
+        return replace(
+            self,
+            on_u=self.on_u.translate(TRANSPOSED),
+            on_w=self.on_w.translate(TRANSPOSED),
+            on_matrix=self.on_matrix.translate(TRANSPOSED),
+        )
+
+    @property
+    def axes(self) -> tuple[str, str, str]:
+        """Where the operands lie."""
+        return (self.on_u, self.on_w, self.on_matrix)
+
+    def dense(self) -> Tensor:
+        """[a, d, c, e], a view of one product of matrices."""
+        outer = (self.u[:, :, None] * self.w[:, None, :]).flatten(1)
+        product = outer.T @ self.matrix.flatten(1)
+        sizes = (self.u.shape[1], self.w.shape[1], *self.matrix.shape[1:])
+        have = self.on_u + self.on_w + self.on_matrix
+        return product.view(sizes).permute([have.index(axis) for axis in AXES])
+
+    def diagonal(self) -> Tensor:
+        """[a, d], the entries with c = a and e = d."""
+        same = {"c": "a", "e": "d", "a": "a", "d": "d"}
+        on_u, on_w, on_matrix = ("".join(same[axis] for axis in axes) for axes in self.axes)
+        return torch.einsum(f"n{on_u},n{on_w},n{on_matrix}->ad", self.u, self.w, self.matrix)
+
+    def times(self, v: Tensor) -> Tensor:
+        """[a, d, k], the product with k matrices v [c, e, k]."""
+        (first, on_first), (last, on_last) = sorted(
+            [(self.u, self.on_u), (self.w, self.on_w)], key=lambda pair: pair[1] in "ad"
+        )
+        seen = torch.einsum(f"n{on_first},cek->n{'e' if on_first == 'c' else 'c'}k", first, v)
+        left = self.on_matrix.replace("c", "").replace("e", "")
+        kept = torch.einsum(f"n{self.on_matrix},n{'e' if on_first == 'c' else 'c'}k->n{left}k", self.matrix, seen)
+        return torch.einsum(f"n{on_last},n{left}k->adk", last, kept)
+
+    def rows(self, part: slice) -> Tokens:
+        """The term for some rows a only."""
+        if self.on_u == "a":
+            return replace(self, u=self.u[:, part])
+        if self.on_w == "a":
+            return replace(self, w=self.w[:, part])
+        if self.on_matrix[0] == "a":
+            return replace(self, matrix=self.matrix[:, part])
+        return replace(self, matrix=self.matrix[:, :, part])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """M ⊗ N on chosen axes; N = None is the identity of size ``size``."""
+
+    first: Tensor
+    second: Tensor | None
+    on_first: str
+    on_second: str
+    size: int = 0
+
+    @property
+    def T(self) -> Pair:
+        """The term of the transposed block."""
+        return replace(
+            self, on_first=self.on_first.translate(TRANSPOSED), on_second=self.on_second.translate(TRANSPOSED)
+        )
+
+    @property
+    def matrix(self) -> Tensor:
+        """N, also if it is the identity."""
+        if self.second is not None:
+            return self.second
+        return torch.eye(self.size, dtype=self.first.dtype, device=self.first.device)
+
+    def dense(self) -> Tensor:
+        """[a, d, c, e]."""
+        return torch.einsum(f"{self.on_first},{self.on_second}->{AXES}", self.first, self.matrix)
+
+    def diagonal(self) -> Tensor:
+        """[a, d], the entries with c = a and e = d."""
+        same = {"c": "a", "e": "d", "a": "a", "d": "d"}
+        on_first, on_second = ("".join(same[axis] for axis in axes) for axes in (self.on_first, self.on_second))
+        return torch.einsum(f"{on_first},{on_second}->ad", self.first, self.matrix)
+
+    def times(self, v: Tensor) -> Tensor:
+        """[a, d, k], the product with k matrices v [c, e, k]."""
+        return torch.einsum(f"{self.on_first},{self.on_second},cek->adk", self.first, self.matrix, v)
+
+    def rows(self, part: slice) -> Pair:
+        """The term for some rows a only."""
+        if "a" in self.on_first:
+            return replace(self, first=self.first[part] if self.on_first[0] == "a" else self.first[:, part])
+        matrix = self.matrix
+        return replace(self, second=matrix[part] if self.on_second[0] == "a" else matrix[:, part])
+
+
+@dataclass(frozen=True)
+class Given:
+    """A block that is there already, [a, d, c, e]."""
+
+    block: Tensor
+
+    @property
+    def T(self) -> Given:
+        """The term of the transposed block."""
+        return Given(self.block.permute(2, 3, 0, 1))
+
+    def dense(self) -> Tensor:
+        """[a, d, c, e]."""
+        return self.block
+
+    def diagonal(self) -> Tensor:
+        """[a, d], the entries with c = a and e = d."""
+        return torch.einsum("adad->ad", self.block)
+
+    def times(self, v: Tensor) -> Tensor:
+        """[a, d, k], the product with k matrices v [c, e, k]."""
+        return torch.einsum("adce,cek->adk", self.block, v)
+
+    def rows(self, part: slice) -> Given:
+        """The term for some rows a only."""
+        return Given(self.block[part])
+
+
+Term = Tokens | Pair | Given
+
+
+def on_axes(block: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """A 2-D block, perhaps a slice of a larger matrix, as a view [a, d, c, e]."""
+    rows, columns = block.stride()
+    return block.as_strided(shape, (shape[1] * rows, rows, shape[3] * columns, columns), block.storage_offset())
+
+
+def merged(terms: Sequence[Term]) -> list[Term]:
+    """The same sum with fewer terms: those with equal vectors on equal axes add their matrices."""
+    result: list[Term] = []
+    for term in terms:
+        for i, other in enumerate(result):
+            if (
+                isinstance(term, Tokens)
+                and isinstance(other, Tokens)
+                and term.axes == other.axes
+                and term.u is other.u
+                and term.w is other.w
+            ):
+                result[i] = replace(other, matrix=other.matrix + term.matrix)
+                break
+        else:
+            result.append(term)
+    return result
+
+
+def write(terms: Sequence[Term], out: Tensor) -> None:
+    """The sum of the terms into a block [a, d, c, e]."""
+    if not terms:
+        out.zero_()
+    for i, term in enumerate(terms):
+        out.copy_(term.dense()) if i == 0 else out.add_(term.dense())
+
+
+def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:
+    """‖Σ terms‖²_F without the block: by inner products of the terms, or by panels of rows where that is less work."""
+    terms = merged(terms)
+    if not terms:
+        return 0.0
+    block = shape[0] * shape[1] * shape[2] * shape[3]
+    tokens = [term for term in terms if isinstance(term, Tokens)]
+    assembled = sum(term.u.shape[0] for term in tokens) * block
+    pairwise = sum(
+        first.u.shape[0]
+        * second.u.shape[0]
+        * max(first.matrix[0].numel(), second.matrix[0].numel())
+        * (1 if first.axes == second.axes else 2)
+        for i, first in enumerate(tokens)
+        for second in tokens[i:]
+    )
+    if pairwise < assembled and not any(isinstance(term, Given) for term in terms):
+        return sum(
+            (1 if i == j else 2) * inner(terms[i], terms[j]) for i in range(len(terms)) for j in range(i, len(terms))
+        )
+    step = max(1, CHUNK * shape[0] // block)
+    total = 0.0
+    for start in range(0, shape[0], step):
+        part = slice(start, min(start + step, shape[0]))
+        panel = sum((term.rows(part).dense() for term in terms[1:]), terms[0].rows(part).dense())
+        total += float(panel.double().square().sum())
+    return total
+
+
+def inner(first: Term, second: Term) -> float:
+    """⟨first, second⟩, the sum over all entries of the product of two terms of one block."""
+    if isinstance(first, Tokens) and isinstance(second, Tokens):
+        return _tokens(first, second)
+    if isinstance(first, Pair) and isinstance(second, Pair):
+        a, b = first.matrix, second.matrix
+        return float(
+            torch.einsum(
+                f"{first.on_first},{second.on_first},{first.on_second},{second.on_second}->",
+                first.first.double(),
+                second.first.double(),
+                a.double(),
+                b.double(),
+            )
+        )
+    if isinstance(first, Pair):
+        first, second = second, first
+    assert isinstance(first, Tokens)
+    assert isinstance(second, Pair)
+    # Σ_n u w P · M N: M on one vector first, so that nothing larger than P is held
+    u, w, matrix = first.u.double(), first.w.double(), first.matrix.double()
+    return float(
+        torch.einsum(
+            f"n{first.on_u},n{first.on_w},n{first.on_matrix},{second.on_first},{second.on_second}->",
+            u,
+            w,
+            matrix,
+            second.first.double(),
+            second.matrix.double(),
+        )
+    )
+
+
+def _tokens(first: Tokens, second: Tokens) -> float:
+    """Σ_nm of the inner products of token n of the first with token m of the second."""
+    if first.axes == second.axes:
+        step = max(1, CHUNK // second.u.shape[0])
+        total = 0.0
+        flat = second.matrix.flatten(1).T
+        for start in range(0, first.u.shape[0], step):
+            rows = slice(start, start + step)
+            gram = (first.u[rows] @ second.u.T) * (first.w[rows] @ second.w.T) * (first.matrix[rows].flatten(1) @ flat)
+            total += float(gram.double().sum())
+        return total
+    # one vector axis is shared; the other vector of each lies on an axis of the other's matrix
+    shared = ({first.on_u, first.on_w} & {second.on_u, second.on_w}).pop()
+    u1, a = (first.u, first.on_u) if first.on_w == shared else (first.w, first.on_w)
+    u2, b = (second.u, second.on_u) if second.on_w == shared else (second.w, second.on_w)
+    s1 = first.u if first.on_u == shared else first.w
+    s2 = second.u if second.on_u == shared else second.w
+    common = (set(first.on_matrix) & set(second.on_matrix)).pop()
+    step = max(1, CHUNK // max(1, second.u.shape[0] * second.matrix.shape[1]))
+    total = 0.0
+    for start in range(0, first.u.shape[0], step):
+        rows = slice(start, start + step)
+        left = torch.einsum(f"n{first.on_matrix},m{b}->nm{common}", first.matrix[rows], u2)
+        right = torch.einsum(f"m{second.on_matrix},n{a}->nm{common}", second.matrix, u1[rows])
+        gram = (s1[rows] @ s2.T) * (left * right).sum(-1)
+        total += float(gram.double().sum())
+    return total

@@ -1,0 +1,62 @@
+"""The papers' statements, literally: readable beside the print, for small sizes, corrected where the print is wrong.
+
+Functions are called by their number in the paper. Those of an identity return its two sides; those of a derivative, a
+Jacobian or a dict of blocks. For any real size use the structured forms (`curvlens.calculus.attention`), which equal
+these.
+"""
+
+from curvlens.calculus.theorems.identities import (
+    equation_9,
+    equation_10,
+    equation_11,
+    equation_12,
+    equation_13,
+    equation_14,
+    equation_15,
+    equation_16,
+    equation_17,
+    equation_18,
+    lemma_b_2,
+    lemma_b_3,
+    lemma_d_1,
+)
+from curvlens.calculus.theorems.self_attention import (
+    lemma_4_1,
+    lemma_b_1,
+    lemma_c_1,
+    lemma_d_2,
+    remark_3_1,
+    remark_4_1,
+    remark_c_1,
+    remark_d_1,
+    remark_e_1,
+    theorem_3_1,
+    theorem_3_2,
+)
+
+__all__ = [
+    "equation_9",
+    "equation_10",
+    "equation_11",
+    "equation_12",
+    "equation_13",
+    "equation_14",
+    "equation_15",
+    "equation_16",
+    "equation_17",
+    "equation_18",
+    "lemma_4_1",
+    "lemma_b_1",
+    "lemma_b_2",
+    "lemma_b_3",
+    "lemma_c_1",
+    "lemma_d_1",
+    "lemma_d_2",
+    "remark_3_1",
+    "remark_4_1",
+    "remark_c_1",
+    "remark_d_1",
+    "remark_e_1",
+    "theorem_3_1",
+    "theorem_3_2",
+]

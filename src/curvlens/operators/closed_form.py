@@ -1,0 +1,61 @@
+"""A closed-form Hessian as an operator, so that eigenvalues, densities and estimates run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor
+
+from curvlens.blocks import Layout
+from curvlens.calculus.attention import AttentionHessian
+from curvlens.calculus.form import Form
+from curvlens.errors import CurvlensError
+from curvlens.operators.base import Operator, Progress
+
+
+class ClosedForm(Operator):
+    """Products of a closed form, or of a block of it."""
+
+    def __init__(
+        self, form: Form, product: Callable[[Tensor], Tensor], rows: Layout | None = None, columns: Layout | None = None
+    ) -> None:
+        self._whole = Layout(form.shapes)
+        rows, columns = rows or self._whole, columns or self._whole
+        super().__init__(
+            rows, columns, dtype=form.dtype, device=form.device, symmetric=rows == columns, name="ClosedForm"
+        )
+        self.form, self._product = form, product
+
+    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        result = self._whole.extract(self.rows, self._product(self._whole.embed(self.columns, vectors)))
+        if progress is not None:
+            progress(vectors.shape[1], vectors.shape[1])
+        return result
+
+    def _block(self, rows: Layout, columns: Layout) -> Operator:
+        return ClosedForm(self.form, self._product, rows, columns)
+
+    def _transposed(self) -> Operator:
+        return self._block(self.columns, self.rows)
+
+
+def closed_form(of: Any, part: Literal["outer", "functional", "total"] = "total") -> Operator:
+    """An operator of a Hessian of `curvlens.calculus` (or of one `Form` of it); its blocks go by the form's names.
+
+    >>> X, W = torch.eye(3, 2).double(), torch.eye(2).double()
+    >>> H = closed_form(attention.hessian(X, W, W, W, target=torch.zeros(3, 2).double()))
+    >>> H.shape, H["Q", "V"].shape
+    ((12, 12), (4, 4))
+    """
+    if isinstance(of, Form):
+        return ClosedForm(of, of.matvec)
+    form = getattr(of, part, None)
+    if not isinstance(form, Form):
+        raise CurvlensError(
+            f"closed_form takes a Hessian of curvlens.calculus and part='outer', 'functional' or 'total'; got a "
+            f"{type(of).__name__} and {part!r}."
+        )
+    if isinstance(of, AttentionHessian):
+        return ClosedForm(form, lambda v: of.matvec(v, part))
+    return ClosedForm(form, form.matvec)
