@@ -113,6 +113,16 @@ class Pair:
         """[a, d, c, e]."""
         return torch.einsum(f"{self.on_first},{self.on_second}->{AXES}", self.first, self.matrix)
 
+    def add_to(self, out: Tensor) -> None:
+        """Add the term to a block [a, d, c, e]; an identity touches its diagonal alone."""
+        if self.second is not None:
+            out += self.dense()
+            return
+        one, other = (AXES.index(axis) for axis in self.on_second)
+        diagonal = out.diagonal(dim1=one, dim2=other)  # the other two axes in their order, then the diagonal
+        left = [axis for axis in AXES if axis in self.on_first]
+        diagonal += (self.first if "".join(left) == self.on_first else self.first.T)[..., None]
+
     def diagonal(self) -> Tensor:
         """[a, d], the entries with c = a and e = d."""
         same = {"c": "a", "e": "d", "a": "a", "d": "d"}
@@ -189,10 +199,19 @@ def merged(terms: Sequence[Term]) -> list[Term]:
 
 def write(terms: Sequence[Term], out: Tensor) -> None:
     """The sum of the terms into a block [a, d, c, e]."""
-    if not terms:
+    filled = False
+    for term in sorted(terms, key=lambda term: isinstance(term, Pair)):
+        if isinstance(term, Pair):
+            if not filled:
+                out.zero_()
+            term.add_to(out)
+        elif filled:
+            out += term.dense()
+        else:
+            out.copy_(term.dense())
+        filled = True
+    if not filled:
         out.zero_()
-    for i, term in enumerate(terms):
-        out.copy_(term.dense()) if i == 0 else out.add_(term.dense())
 
 
 def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:

@@ -48,6 +48,8 @@ class AttentionHessian:
                 letter = "QK" if single and slot.letter == "Q" else slot.letter
                 self._slots[f"{letter}{slot.head}" if named else letter] = slot
         shapes = {name: slot.shape for name, slot in self._slots.items()}
+        self._letters = {slot.letter: slot.shape for slot in self._slots.values()}  # the same for every head
+        self._sizes = [a * b for a, b in self._letters.values()]
         for letter in tokens:
             source = of.queries if letter == "X" else of.keys
             shapes[letter] = (source.shape[0] * source.shape[1], source.shape[2])
@@ -115,25 +117,42 @@ class AttentionHessian:
 
     def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
-        form = self._form(part)
-        columns = form.columns(v)
-        of = self.layer
+        columns = self._form(part).columns(v)
+        if self._tokens:
+            return self._along_tokens(columns, part).reshape(v.shape)
+        if v.ndim == 1:
+            return self._by_moments(columns.view(-1), part)
+        products = [self._by_moments(column, part) for column in columns.T.contiguous()]
+        return torch.stack(products, 1)
+
+    def _by_moments(self, v: Tensor, part: Part) -> Tensor:
+        heads = self.layer.heads
+        if heads == 1:
+            given = {n: p.view(s) for (n, s), p in zip(self._letters.items(), torch.split(v, self._sizes), strict=True)}
+            found = by_moments(self._state, given, part)
+            return torch.cat([found[letter].reshape(-1) for letter in self._letters])
+        parts = torch.split(v.view(heads, -1), self._sizes, 1)
+        given = {n: p.reshape(heads, *s) for (n, s), p in zip(self._letters.items(), parts, strict=True)}
+        found = by_moments(self._state, given, part)
+        return torch.cat([found[letter].reshape(heads, -1) for letter in self._letters], 1).reshape(-1)
+
+    def _along_tokens(self, columns: Tensor, part: Part) -> Tensor:
+        of, form = self.layer, self.total
         given: dict[str, Tensor] = {}
-        for letter in ("Q", "K", "V", "O"):
+        for letter in self._letters:
             names = [name for name, slot in self._slots.items() if slot.letter == letter]
-            if names:
-                parts = [columns[form.slices[name]].T.reshape(-1, *form.shapes[name]) for name in names]
-                given[letter] = torch.stack(parts, 1)
+            parts = [columns[form.slices[name]].T.reshape(-1, *form.shapes[name]) for name in names]
+            given[letter] = torch.stack(parts, 1)
         for letter in self._tokens:
             source = of.queries if letter == "X" else of.keys
             given[letter] = columns[form.slices[letter]].T.reshape(-1, *source.shape)
-        found = along_tokens(of, self.loss, given, part) if self._tokens else by_moments(self._state, given, part)
+        found = along_tokens(of, self.loss, given, part)
         out = torch.empty_like(columns)
         for name, slot in self._slots.items():
             out[form.slices[name]] = found[slot.letter][:, slot.head].flatten(1).T
         for letter in self._tokens:
             out[form.slices[letter]] = found[letter].flatten(1).T
-        return out.reshape(v.shape)
+        return out
 
     @property
     def moments(self) -> Moments:

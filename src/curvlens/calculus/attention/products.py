@@ -1,6 +1,6 @@
 """Products of the Hessian with vectors, in two ways: by the moments, or along the tokens.
 
-By the moments (M2 and G stored) a product costs about N (18 d² + 16 d d_K) operations, whatever the number of keys.
+By the moments (M2 and G stored) a product costs about 22 N d² operations, whatever the number of keys.
 Along the tokens it costs about N L_k (12 d_K + 10 d_out), needs no moments, and knows derivatives by the tokens
 themselves.
 """
@@ -23,52 +23,60 @@ Directions = Mapping[str, Tensor]
 
 
 def by_moments(state: State, v: Directions, part: Part) -> dict[str, Tensor]:
-    """H v with respect to the weights, for k directions at once."""
-    layer, tau = state.layer, state.tau
-    x, q, m, g = state.x, state.q, state.m, state.g
+    """H v with respect to the weights, for one direction: (H, ·, ·) by letter, or (·, ·) if there is one head.
+
+    W_Q and W_K act through their product alone, so one direction Ω̇ = Q̇ W_Kᵀ + W_Q K̇ᵀ goes in and one gradient by it
+    comes out.
+    """
+    s = state.for_products
     functional = part != "outer"
-    kappa = None  # the direction of κ/τ
+    value = _low_rank_direction(s.down, s.up, v)
+    # forward: the directions of κ/τ, m = ∇Φ(κ) and f; and G κ̇ beside
+    omega = md = fd = third = None
     if "Q" in v:
-        qd = x @ v["Q"]
-        kappa = qd if layer.WK is None else qd @ layer.WK.mT
+        omega = v["Q"] if s.wk is None else v["Q"] @ s.wk_t
     if "K" in v:
-        by_key = q @ v["K"].mT
-        kappa = by_key if kappa is None else kappa + by_key
-    md = None if kappa is None else tau * _each(state.M2, kappa)
-    value = _value_direction(layer, v)
-    fd = None if md is None else md @ layer.WV
+        omega = _plus_product(omega, s.wq, v["K"].mT)
+    if omega is not None:
+        kappa = s.x @ omega
+        both = s.both if functional else s.second
+        found = torch.bmm(both, kappa.reshape(both.shape[0], -1, 1)).view(*kappa.shape[:-1], -1)
+        md = found[..., : kappa.shape[-1]]
+        third = found[..., kappa.shape[-1] :] if functional and s.has_third else None
+        fd = md @ s.wv
     if value is not None:
-        fd = m @ value if fd is None else fd + m @ value
-    if fd is None:
-        return {}
-    gd = _curve({"outer": state.outer, "functional": state.rest, "total": state.total}[part], fd.sum(1))
-    ud = None if gd is None else gd[:, None] @ layer.WV.mT
+        fd = _plus_product(fd, s.m, value)
+    assert fd is not None
+    curvature = {"outer": state.outer, "functional": state.rest, "total": state.total}[part]
+    gd = _curve(curvature, fd if fd.ndim == 2 else fd.sum(0))
+    # backward: the directions of u = W_V g, of p = ∇²Φ u, and of the gradients
+    if gd is not None and fd.ndim == 3:
+        gd = gd.expand(fd.shape)
+    ud = None if gd is None else gd @ s.wv_t
     if functional and value is not None:
-        ud = g @ value.mT if ud is None else ud + g @ value.mT
-    pd = None if ud is None else tau * _each(state.M2, ud)
-    if functional and state.G is not None and kappa is not None:
-        third = tau**2 * _each(state.G, kappa)
-        pd = third if pd is None else pd + third
-    zero = torch.zeros((fd.shape[0], *m.shape), dtype=m.dtype, device=m.device)
-    pd = zero if pd is None else pd
-    result = {}
-    query = pd if layer.WK is None else pd @ layer.WK
-    if layer.WK is not None:
-        key = pd.mT @ q
-        if functional:
-            if "Q" in v:
-                key = key + tau * (state.p.mT @ qd)
-            if "K" in v:
-                query = query + tau * (state.p @ v["K"])
-        result["K"] = key
-    result["Q"] = x.mT @ query
-    total = torch.zeros_like(layer.WV).expand(fd.shape[0], -1, -1, -1)
-    if gd is not None:
-        total = m.mT @ gd[:, None]
+        ud = _plus_product(ud, s.g, value.mT)
+    pd = None if ud is None else torch.bmm(s.second, ud.reshape(s.second.shape[0], -1, 1)).view(ud.shape)
+    pd = _plus(pd, third)
+    by_omega = torch.zeros_like(s.b) if pd is None else s.x_t @ pd
+    result = {"Q": by_omega}
+    if s.wk is not None:
+        result = {"Q": by_omega @ s.wk, "K": by_omega.mT @ s.wq}
+        if functional and "K" in v:
+            result["Q"] = _plus_product(result["Q"], s.b, v["K"])
+        if functional and "Q" in v:
+            result["K"] = _plus_product(result["K"], s.b_t, v["Q"])
+    total = torch.zeros_like(s.wv) if gd is None else s.m_t @ gd
     if functional and md is not None:
-        total = total + md.mT @ g
-    gradient = m.mT @ g if functional and layer.up is not None else None
-    return {**result, **_value_result(layer, total, gradient, v)}
+        total = _plus_product(total, md.mT, s.g)
+    gradient = s.m_t @ s.g if functional and s.up is not None else None
+    return {**result, **_low_rank_result(s.down, s.up, total, gradient, v)}
+
+
+def _plus_product(start: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """start + a b, in one call."""
+    if start is None:
+        return a @ b
+    return torch.addmm(start, a, b) if a.ndim == 2 else torch.baddbmm(start, a, b)
 
 
 class Tangent(NamedTuple):
@@ -97,7 +105,7 @@ def push(layer: Layer, v: Directions) -> Tangent:
     if cd is not None:
         wide = cd[:, None].expand(-1, layer.heads, -1, -1, -1)
         kd = _plus(kd, wide if layer.WK is None else wide @ layer.WK[:, None])
-    value = _value_direction(layer, v)
+    value = _low_rank_direction(layer.down, layer.up, v)
     vd = _plus(
         None if value is None else keys @ value[:, :, None], None if cd is None else cd[:, None] @ layer.WV[:, None]
     )
@@ -192,7 +200,7 @@ def _to_weights_and_tokens(
         if value is not None:
             to_c = to_c + v_bar @ value[:, :, None].mT
         gradient = (keys.mT @ v_bar).sum(1) if layer.up is not None else None
-    result |= _value_result(layer, total, gradient, v)
+    result |= _low_rank_result(layer.down, layer.up, total, gradient, v)
     to_x, to_c = to_x.sum(1), to_c.sum(1)
     return result | ({"X": to_x, "C": to_c} if layer.crossed else {"X": to_x + to_c})
 
@@ -210,13 +218,6 @@ def _through(layer: Layer, rows: Tensor) -> Tensor:
     return rows if layer.allowed is None else rows * layer.allowed
 
 
-def _each(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """M_n v_n for (H, N, d, d) matrices and (k, H, N, d) vectors."""
-    if vectors.shape[0] == 1:
-        return (matrices @ vectors[0, ..., None]).squeeze(-1)[None]
-    return (matrices @ vectors.permute(1, 2, 3, 0)).permute(3, 0, 1, 2)
-
-
 def _curve(curvature: Curvature, fd: Tensor) -> Tensor | None:
     """S_i ḟ_i for (k, …, d) directions; None if it is zero."""
     if not isinstance(curvature, Tensor):
@@ -230,19 +231,21 @@ def _plus(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return first + second
 
 
-def _value_direction(layer: Layer, v: Directions) -> Tensor | None:
-    """The direction of W_V, (k, H, d, d_out): V̇, or V̇ O + V Ȯ."""
-    if layer.up is None:
+def _low_rank_direction(down: Tensor, up: Tensor | None, v: Directions) -> Tensor | None:
+    """The direction of W_V, (…, d, d_out): V̇, or V̇ O + V Ȯ."""
+    if up is None:
         return v.get("V")
-    return _plus(v["V"] @ layer.up if "V" in v else None, layer.down @ v["O"] if "O" in v else None)
+    return _plus(v["V"] @ up if "V" in v else None, down @ v["O"] if "O" in v else None)
 
 
-def _value_result(layer: Layer, total: Tensor, gradient: Tensor | None, v: Directions) -> dict[str, Tensor]:
+def _low_rank_result(
+    down: Tensor, up: Tensor | None, total: Tensor, gradient: Tensor | None, v: Directions
+) -> dict[str, Tensor]:
     """From the direction of the gradient by W_V to those by its factors."""
-    if layer.up is None:
+    if up is None:
         return {"V": total}
-    down, up = total @ layer.up.mT, layer.down.mT @ total
+    to_down, to_up = total @ up.mT, down.mT @ total
     if gradient is not None:
-        down = down + gradient @ v["O"].mT if "O" in v else down
-        up = up + v["V"].mT @ gradient if "V" in v else up
-    return {"V": down, "O": up}
+        to_down = to_down + gradient @ v["O"].mT if "O" in v else to_down
+        to_up = to_up + v["V"].mT @ gradient if "V" in v else to_up
+    return {"V": to_down, "O": to_up}

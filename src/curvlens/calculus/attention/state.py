@@ -17,6 +17,30 @@ from curvlens.calculus.attention.layer import Curvature, Layer, Loss
 from curvlens.calculus.moments import contracted, uncentred
 
 
+class ForProducts:
+    """What a product with a vector needs, (H, N, ·) and (H, ·, ·); with one head, without the head axis."""
+
+    def __init__(self, state: State) -> None:
+        layer = state.layer
+        heads = layer.heads
+
+        def bare(tensor: Tensor) -> Tensor:  # products of matrices cost a third of products of batches of one
+            return tensor[0] if heads == 1 else tensor
+
+        self.x, self.g = bare(state.x.expand(heads, -1, -1)), bare(state.g.expand(heads, -1, -1))
+        self.m, self.b = bare(state.m), bare(state.tau * state.B)
+        self.wq, self.wv, self.down = bare(layer.WQ), bare(layer.WV), bare(layer.down)
+        self.wk = None if layer.WK is None else bare(layer.WK)
+        self.up = None if layer.up is None else bare(layer.up)
+        self.x_t, self.m_t, self.b_t, self.wv_t = self.x.mT, self.m.mT, self.b.mT, self.wv.mT
+        self.wk_t = self.wv_t if self.wk is None else self.wk.mT
+        self.second = state.scaled_second.flatten(0, 1)
+        self.has_third = state.G is not None
+        third = [] if state.G is None else [(state.tau**2 * state.G).flatten(0, 1)]
+        self.both = torch.cat([self.second, *third], 1)
+        """τ M2 over τ² G, (H·N, 2 d, d): one product gives both."""
+
+
 class State:
     """Everything (H, N, …) with N = B·L query tokens; g and S carry the factor of the loss and of the reduction."""
 
@@ -59,6 +83,18 @@ class State:
         )
 
     @cached_property
+    def for_products(self) -> ForProducts:
+        """What a product needs at every vector."""
+        return ForProducts(self)
+
+    @cached_property
+    def scaled_second(self) -> Tensor:
+        """τ M2."""
+        return self.tau * self.M2
+
+    # What blocks are made of
+
+    @cached_property
     def MV(self) -> Tensor:
         """M2 W_V, (H, N, d, d_out)."""
         return _right(self.M2, self.layer.WV)
@@ -67,7 +103,7 @@ class State:
     def MK(self) -> Tensor:
         """τ M2 W_K, (H, N, d, d_K)."""
         if self.layer.WK is None:
-            return self.tau * self.M2
+            return self.scaled_second
         return self.tau * _right(self.M2, self.layer.WK)
 
     @cached_property
