@@ -65,7 +65,7 @@ class Form:
 
     def pair(self, key: Key) -> tuple[str, str]:
         """The two names of a block, checked."""
-        names = (key, key) if isinstance(key, str) else tuple(key)
+        names = tuple(key) if isinstance(key, tuple) else (key, key)
         if len(names) != 2:
             raise CurvlensError(f"A block has two names, as in H['Q', 'K']; {len(names)} given: {names!r}.")
         for name in names:

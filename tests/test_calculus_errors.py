@@ -1,0 +1,183 @@
+"""Bad input to the closed forms: what was given, what was expected, the fix."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import curvlens as cl
+from curvlens.calculus import attention, exponents, linear_mlp, scalar_attention
+
+D = torch.float64
+X, WQ, WK, WV, Y = torch.ones(5, 4, dtype=D), *(torch.ones(4, n, dtype=D) for n in (3, 3, 2)), torch.ones(5, 2, dtype=D)
+G, S = torch.ones(5, 2, dtype=D), torch.eye(2, dtype=D).expand(5, 2, 2)
+
+
+def nan(tensor: torch.Tensor) -> torch.Tensor:
+    result = tensor.clone()
+    result.view(-1)[0] = float("nan")
+    return result
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"WQ": torch.ones(3, 3, dtype=D)}, r"X of shape \(5, 4\) and WQ of shape \(3, 3\) do not fit: 4 against 3"),
+        ({"WK": torch.ones(4, 2, dtype=D)}, r"WQ of shape \(4, 3\) and WK of shape \(4, 2\) do not fit: 3 against 2"),
+        ({"WV": torch.ones(5, 2, dtype=D)}, r"X of shape \(5, 4\) and WV of shape \(5, 2\) do not fit"),
+        (
+            {"WV": (torch.ones(4, 3, dtype=D), torch.ones(2, 2, dtype=D))},
+            r"WV \(down\) of shape \(4, 3\) and WO \(up\)",
+        ),
+        ({"WQ": WQ[None]}, "matrices, or all of them have one leading head axis; got WQ \\(1, 4, 3\\)"),
+        (
+            {"WQ": WQ.expand(2, 4, 3), "WK": WK.expand(3, 4, 3), "WV": WV.expand(2, 4, 2)},
+            "WQ has 2 heads, WK has 3",
+        ),
+        ({"X": torch.ones(4, dtype=D)}, r"X has shape \(4,\), expected \(…, tokens, features\)"),
+        ({"X": X.float()}, "X is torch.float32 on cpu, WQ is torch.float64 on cpu"),
+        ({"X": X.long()}, "X is torch.int64, expected a tensor of real floating-point"),
+        ({"X": X[:0]}, r"X of shape \(0, 4\) is empty"),
+        ({"WK": nan(WK)}, r"WK has NaN or infinite entries \(1 of them\)"),
+        ({"target": nan(Y)}, "target has NaN or infinite"),
+        (
+            {"target": torch.ones(5, 3, dtype=D)},
+            r"target has to have the shape \(5, 2\) of the output, got shape \(5, 3\)",
+        ),
+        ({"target": None}, "neither target nor grad"),
+        ({"grad": G}, "both target and grad"),
+        ({"curvature": S}, "square loss has its own curvature"),
+        ({"target": None, "grad": G}, "grad= needs curvature="),
+        ({"target": None, "grad": G[:4], "curvature": S}, r"grad has to have the shape \(5, 2\)"),
+        ({"target": None, "grad": G, "curvature": S[:, :1]}, r"curvature has to have the shape \(5, 2, 2\)"),
+        ({"target": None, "grad": G, "curvature": S.triu() + torch.ones(2, 2).triu()}, "curvature is not symmetric"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"mask": "triangular"}, "mask='triangular'"),
+        ({"mask": torch.ones(5, 5)}, "mask is of torch.float32; expected None, 'causal' or a boolean tensor"),
+        ({"mask": torch.ones(4, 5, dtype=torch.bool)}, r"mask has shape \(4, 5\), expected \(5, 5\)"),
+        ({"mask": "causal", "context": torch.ones(3, 4, dtype=D)}, "mask='causal' with 5 queries and 3 keys"),
+        ({"context": torch.ones(2, 5, 4, dtype=D)}, r"X has the batch shape \(\), context \(2,\)"),
+        ({"wrt": "QZ"}, "wrt='QZ'; it is made of the letters Q, K, V, X"),
+        ({"wrt": "C"}, "C only with a context"),
+        ({"wrt": ""}, "wrt=''"),
+        ({"reduction": "median"}, "reduction='median'"),
+    ],
+)
+def test_bad_input(changes: dict[str, Any], message: str) -> None:
+    given = {"X": X, "WQ": WQ, "WK": WK, "WV": WV, "target": Y, **changes}
+    with pytest.raises(cl.CurvlensError, match=message):
+        attention.hessian(**given)
+
+
+def test_bad_questions() -> None:
+    H = attention.hessian(X, WQ, WK, WV, target=Y)
+    for question, message in (
+        (lambda: H.total["Q", "k"], "There is no block 'k'"),
+        (lambda: H.matvec(torch.ones(3, dtype=D)), "takes a vector of 32 numbers"),
+        (lambda: attention.hessian_single(X, WQ @ WK.T, WV, target=Y).t_outer(), "needs W_Q and W_K"),
+        (lambda: attention.hessian_single(X, WQ @ WK.T, WV, target=Y).gauge(), "No gauge directions"),
+        (lambda: attention.hessian(X, WQ, WK, WV, target=Y, wrt="QV").t_outer(), "with Q and K is not among"),
+        (lambda: attention.hessian(X, WQ, WK, WV, target=Y, kind="linear").moments, "no moments"),
+        (lambda: attention.stack(X, [], target=Y), "at least one layer"),
+        (lambda: linear_mlp.hessian(X, [WV], Y), r"W1 has shape \(4, 2\), expected \(out, 4\)"),
+        (lambda: linear_mlp.hessian(X, [WV.T], X), "target has shape"),
+        (lambda: linear_mlp.hessian(X, [], X), "at least one weight"),
+        (lambda: exponents.predicted("outer", "QX"), "no growth rate of 'outer' 'QX'"),
+        (lambda: exponents.predicted_depth(2, 3), "layer=3 of depth=2"),
+        (lambda: exponents.fit(torch.ones(3), torch.ones(3)), "positive and ascending"),
+        (lambda: exponents.fit(torch.arange(1.0, 4), torch.zeros(3)), "exactly zero has no slope"),
+        (lambda: exponents.fit(torch.arange(1.0, 3), torch.ones(2)), "three at least"),
+        (lambda: exponents.fit(torch.arange(1.0, 9), torch.ones(8), window=(20.0, 30.0)), "holds 0 of the points"),
+        (lambda: exponents.fit(torch.arange(1.0, 9), torch.ones(8), level=1.5), "level=1.5"),
+        (lambda: scalar_attention.spectrum(X[0], WQ[0], WQ[0], 1.0, X[0], mask="all"), "mask='all'"),
+    ):
+        with pytest.raises(cl.CurvlensError, match=message):
+            question()
+
+
+def test_heads_have_to_be_named() -> None:
+    many = attention.hessian(X, WQ.expand(2, 4, 3), WK.expand(2, 4, 3), WV.expand(2, 4, 2), target=Y)
+    with pytest.raises(cl.CurvlensError, match="say which, as in t_outer"):
+        many.t_outer()
+    with pytest.raises(cl.CurvlensError, match="Head 5"):
+        many.t_functional(head=5)
+    assert many.t_outer(head=1).names == ("Q1", "K1")
+
+
+def test_what_does_not_fit_memory_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    H = attention.hessian(X, WQ, WK, WV, target=Y)
+    monkeypatch.setattr("curvlens.calculus.form.available_bytes", lambda device: 1000)
+    with pytest.raises(cl.CurvlensError, match=r"1024 entries, 8 KiB; 1000 B are free.*`matvec`, `norm`"):
+        H.total.dense()
+    with pytest.raises(cl.CurvlensError, match=r"The block \(Q, Q\) has 144 entries"):
+        H.outer["Q"]
+    assert H.norm() > 0
+    assert H.matvec(torch.ones(32, dtype=D)).shape == (32,)
+
+
+def test_a_query_without_keys_has_output_zero_and_no_curvature() -> None:
+    nothing = torch.zeros(5, 5, dtype=torch.bool)
+    H = attention.hessian(X, WQ, WK, WV, target=Y, mask=nothing, wrt="QKVX")
+    assert not H.layer.output.any()
+    assert H.norm() == 0
+    assert H.matvec(torch.ones(H.total.size, dtype=D)).isfinite().all()
+
+
+def test_results_print() -> None:
+    H = attention.hessian(X.expand(2, 5, 4), WQ, WK, WV, target=Y.expand(2, 5, 2))
+    assert repr(H).startswith("AttentionHessian(softmax self-attention, 1 head, 2 samples of 5 tokens; blocks Q 4×3")
+    assert "Outer part" in repr(H.outer)
+    assert "StackHessian" in repr(attention.stack(X, [(WQ, WK, WV)], target=Y))
+    assert "LinearMLPHessian" in repr(linear_mlp.hessian(X, [WV.T], Y))
+    law = scalar_attention.spectrum(X[0], WQ[0], WK[0], 1.0, X[0])
+    assert set(law.to_dict()) == {"bulk", "outliers", "ggn", "condition", "loss"}
+
+
+def test_wrong_types_are_said_in_our_words() -> None:
+    """In a process of its own: here every call of the closed forms is checked against its annotations first."""
+    script = """
+import torch, curvlens as cl
+from curvlens.calculus import attention, exponents
+X, W, Y = torch.ones(5, 4), torch.ones(4, 3), torch.ones(5, 3)
+H = attention.hessian(X, W, W, W, target=Y)
+for question in (
+    lambda: attention.hessian(X, W, W, W, grad=Y, curvature=(0.0, "no")),
+    lambda: attention.hessian(X, W, W, W, target=Y, kind="cosine"),
+    lambda: attention.hessian(X, W, W, [[1.0]], target=Y),
+    lambda: attention.hessian(X, W, W, W, target=3.0),
+    lambda: H.trace(("Q", "K")),
+    lambda: H.norm("Q", "whole"),
+    lambda: H.matvec([1.0]),
+    lambda: H.total["Q", "K", "V"],
+    lambda: H.total[3],
+    lambda: exponents.predicted("outer", "QQ", kind="cubic"),
+):
+    try:
+        question()
+    except cl.CurvlensError as error:
+        print(error)
+    else:
+        raise AssertionError
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = (
+        "curvature[1] has to have the shape",
+        "kind='cosine'; there are 'softmax' and 'linear'",
+        "WV is a list, expected a tensor",
+        "target has to have the shape (5, 3) of the output, got a float",
+        "off the diagonal",
+        "part='whole'",
+        "got a list",
+        "A block has two names",
+        "There is no block 3",
+        "kind='cubic'",
+    )
+    for line, words in zip(done.stdout.splitlines(), expected, strict=True):
+        assert words in line
