@@ -271,3 +271,53 @@ def gpt2(like: Any) -> nn.Module:
                 target.bias.copy_(source.bias)
     assert isinstance(model, nn.Module)
     return model
+
+
+class NanoAttention(nn.Module):
+    """Attention as in nanoGPT: called as GPT-2's, stored as `nn.Linear`."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.n_head, self.n_embd = heads, width
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            torch.unflatten(t, 2, (self.n_head, -1)).transpose(1, 2)
+            for t in torch.split(self.c_attn(x), self.n_embd, 2)
+        )
+        scores = (q @ k.mT) / k.shape[-1] ** 0.5
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        mixed = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+        result: Tensor = self.c_proj(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class NanoGPT(nn.Module):
+    """One layer of nanoGPT."""
+
+    def __init__(self, width: int, heads: int = 2, vocab: int = 7, context: int = 5) -> None:
+        super().__init__()
+        layer: Any = nn.Module()
+        layer.ln_1, layer.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        layer.attn = NanoAttention(width, heads)
+        layer.mlp = nn.Module()
+        layer.mlp.c_fc, layer.mlp.c_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(vocab, width),
+                "wpe": nn.Embedding(context, width),
+                "h": nn.ModuleList([layer]),
+                "ln_f": nn.LayerNorm(width),
+            }
+        )
+        self.lm_head = nn.Linear(width, vocab, bias=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        parts: Any = self.transformer
+        x = parts["wte"](input_ids) + parts["wpe"](torch.arange(input_ids.shape[1]))
+        for layer in parts["h"]:
+            x = x + layer.attn(layer.ln_1(x))
+            x = x + layer.mlp.c_proj(nn.functional.gelu(layer.mlp.c_fc(layer.ln_2(x))))
+        result: Tensor = self.lm_head(parts["ln_f"](x))
+        return result

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -768,6 +769,35 @@ def test_a_model_that_writes_into_itself_is_put_back() -> None:
     assert model.calls is calls
     assert "writes into the parameters" in only(doctor(model, DATA, CE()), "refused", "error").what
     assert model.inner.weight.tolist() == values
+
+
+def test_names_by_likeness_and_layers_named_in_part() -> None:
+    """DeepSeek's projections have names of their own: its layer is more than H['h.0'] has."""
+    config = transformers.DeepseekV2Config(
+        vocab_size=20,
+        hidden_size=24,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=None,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=8,
+        first_k_dense_replace=1,
+        moe_intermediate_size=8,
+        max_position_embeddings=16,
+    )
+    torch.manual_seed(0)
+    model = transformers.DeepseekV2ForCausalLM(config).double().eval()
+    posed = cl.Problem(model, {"input_ids": torch.randint(3, 20, (2, 6))}, cl.losses.CausalLM())
+    report = cl.doctor(posed)
+    assert [f.name for f in report] == ["named-by-likeness", "partly-named"]
+    assert "deepseek_v2" in report[0].what
+    assert "kv_b_proj" in report[1].what
+    layer = sum(p.numel() for name, p in model.named_parameters() if ".layers.0." in name)
+    assert cl.hessian(posed)["h.0"].shape[0] < layer
 
 
 def test_every_finding_is_provoked_here() -> None:

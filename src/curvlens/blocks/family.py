@@ -65,6 +65,14 @@ class Family:
     name: str
     rules: Sequence[Rule]
     sizes: Sizes | None = None
+    checked: Sequence[str] = ()
+    """Model types of transformers whose names were checked; others may be named by their likeness."""
+    not_for: Sequence[str] = ()
+    """Model types whose parameters are called alike and mean something else."""
+
+    def suits(self, model: nn.Module) -> bool:
+        """Whether it may be tried on a model."""
+        return model_type(model) not in self.not_for
 
     @cached_property
     def _ends(self) -> list[tuple[str, Rule]]:
@@ -92,6 +100,8 @@ class Family:
     ) -> Sequence[Cut] | None:
         """What a rule makes of a parameter, if it fits; ``around`` are the modules that hold it, the nearest first."""
         axes = found.rule.axes
+        if not _stored_as(axes, shape, around):
+            return None
         sizes: dict[str, int] = {}
         width = head_width(around) if "dim" in axes or ":head" in axes else None
         if width is not None:
@@ -100,9 +110,49 @@ class Family:
             assert self.sizes is not None
             sizes = {**self.sizes(module), **sizes}
         try:
-            return cuts(parameter, shape, axes, sizes)
+            found_cuts = cuts(parameter, shape, axes, sizes)
         except DoesNotFitError:
             return None
+        heads = head_count(around)
+        queries = [
+            cut for cut in found_cuts if cut.heads and (cut.role or found.block.rpartition(".")[2]) in ("q", "o")
+        ]
+        return None if heads is not None and any(len(cut.heads) != heads for cut in queries) else found_cuts
+
+
+def model_type(model: nn.Module) -> str | None:
+    """What transformers calls the architecture of a model; None of other models."""
+    for module in model.modules():
+        kind = getattr(getattr(module, "config", None), "model_type", None)
+        if isinstance(kind, str) and kind:
+            return kind
+    return None
+
+
+def _stored_as(axes: str, shape: tuple[int, ...], around: Sequence[nn.Module]) -> bool:
+    """Whether a rule reads a weight the way its owner stores it: `nn.Linear` out × in, Conv1D in × out."""
+    owner = around[0]
+    linear = isinstance(owner, nn.Linear)
+    if len(shape) != 2 or not (linear or type(owner).__name__ == "Conv1D"):
+        return True
+    first, second = re.findall(r"\([^)]*\)|\S+", axes)
+    inputs_last = "in" in re.findall(r"\w+", second) or "out" in re.findall(r"\w+", first)
+    return inputs_last == linear
+
+
+HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
+"""What modules call the number of their query heads."""
+
+
+def head_count(around: Sequence[nn.Module]) -> int | None:
+    """How many query heads there are, as the nearest module around a parameter tells it; itself, or its config."""
+    for module in around[:4]:
+        for teller in (module, getattr(module, "config", None)):
+            for name in HEAD_COUNTS:
+                count = getattr(teller, name, None)
+                if isinstance(count, int) and not isinstance(count, bool) and count > 0:
+                    return count
+    return None
 
 
 HEAD_WIDTHS = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "d_head")
@@ -122,6 +172,10 @@ def head_width(around: Sequence[nn.Module]) -> int | None:
             return widths.pop()
         if widths:
             return None
+        # nanoGPT and its kin tell the width of the layer and the number of heads
+        layer, heads = getattr(module, "n_embd", None), getattr(module, "n_head", None)
+        if isinstance(layer, int) and isinstance(heads, int) and heads > 0 and layer % heads == 0:
+            return layer // heads
     return None
 
 

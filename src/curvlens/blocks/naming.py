@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -26,6 +26,7 @@ ADAPTER = re.compile(
     re.DOTALL,
 )
 INSIDE = re.compile(r"(?:^|\.)(?:attn|cross|mlp|ssm)\.")
+FUSED = re.compile(r"(?P<path>.+)\.(?P<roles>qkv|kv)")
 PARAMETRISED = re.compile(r"(?P<base>.+)\.parametrizations\.(?P<name>[^.]+)\.original\d*", re.DOTALL)
 
 
@@ -36,16 +37,22 @@ def map_blocks(model: nn.Module, names: Iterable[str] | None = None, families: S
     >>> list(map_blocks(GPT(GPTConfig(vocab=5, context=4, n_layer=1))))[2:8]
     ['h.0.norm1', 'h.0.attn.q', 'h.0.attn.k', 'h.0.attn.v', 'h.0.attn.o', 'h.0.norm2']
     """
-    parameters = dict(model.named_parameters())
-    names = list(parameters) if names is None else list(names)
-    shapes = {name: tuple(parameters[name].shape) for name in names}
-    tied = _tied(model, names)
-    plans = [_Plan.make(model, family, shapes) for family in families]
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    whole = _mapped(model, shapes, families)
+    if names is None:
+        return whole
+    # The family is that of the whole model, whichever of its parameters are asked for.
+    return whole.within([Part(name, shapes[name]) for name in names])
+
+
+def _mapped(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], families: Sequence[Family]) -> Blocks:
+    tied = _tied(model, shapes)
+    plans = [_Plan.make(model, family, shapes) for family in families if family.suits(model)]
     best = max(plans, key=lambda plan: (plan.explained, -len(plan.family.rules)), default=None)
-    if best is None or not best.explained:
+    if best is None or not best.explained or 2 * best.explained < sum(prod(shape) for shape in shapes.values()):
         order = [Part(name, shape) for name, shape in shapes.items()]
         blocks = [Block(name, (_oriented(model, name, shape),)) for name, shape in shapes.items()]
-        return Blocks(blocks, order, tied=tied, unmapped=names)
+        return Blocks(blocks, order, tied=tied, unmapped=list(shapes))
     return best.blocks(model, tied)
 
 
@@ -104,6 +111,11 @@ class _Plan:
         plan = cls(family, shapes)
         for name, shape in shapes.items():
             plan.entries += _entries(model, family, name, shape)
+        # A bias goes with its weight: if the rules do not fit the one, the other is no role of theirs.
+        named = {entry.parameter for entry in plan.entries}
+        weights = {name: f"{name[: -len('bias')]}weight" for name in named if name.endswith(".bias")}
+        alone = {name for name, weight in weights.items() if weight in shapes and weight not in named}
+        plan.entries = [entry for entry in plan.entries if entry.parameter not in alone]
         plan._tell_apart()
         return plan
 
@@ -156,10 +168,10 @@ class _Plan:
         known = {entry.parameter for entry in self.entries}
         unmapped = [name for name in self.shapes if name not in known]
         aliases = self._aliases(tied)
-        others = {alias for names in aliases.values() for alias in names}
+        elsewhere = self._elsewhere(tied)
         blocks = []
         for name, entries in named.items():
-            called = name if name not in others else _left_over(name, entries)
+            called = _left_over(name, entries) if name in elsewhere else name
             blocks.append(_block(called, entries, tuple(aliases.get(name, ()))))
         for name in unmapped:
             called = name if name not in named else f"parameter {name}"
@@ -168,18 +180,46 @@ class _Plan:
         blocks.sort(key=lambda block: min(position[name] for name in block.parameters))
         return Blocks(blocks, order, family=self.family.name, tied=tied, unmapped=unmapped)
 
-    def _aliases(self, tied: Mapping[str, str]) -> dict[str, list[str]]:
-        """What blocks of tied parameters would be called by their other names."""
-        aliases: dict[str, list[str]] = {}
-        home = {entry.parameter: entry.block for entry in self.entries}
+    def _known_as(self, tied: Mapping[str, str]) -> Iterator[tuple[str, str, Found]]:
+        """(first name, other name's block, rule) of every tied parameter that has a place under its other name too."""
+        home = {entry.parameter: entry for entry in self.entries}
+        # What stands before the names of a tower is said for all of it.
+        told = {e.prefix for e in self.entries if e.prefix and e.block.startswith(f"{e.prefix}.")}
         for alias, name in tied.items():
             found = next(self.family.find(WRAPPERS.sub("", alias).lstrip(".")), None)
-            if found is None or name not in home or "*" in found.block or found.block == home[name]:
-                continue
-            names = aliases.setdefault(home[name], [])
-            if found.block not in names:
-                names.append(found.block)
+            if found is not None and name in home:
+                tower = any(f"{prefix}.".startswith(f"{found.prefix}.") for prefix in told)
+                before = f"{found.prefix}." if found.prefix and tower else ""
+                yield name, before + found.block, found
+
+    def _aliases(self, tied: Mapping[str, str]) -> dict[str, list[str]]:
+        """What blocks would be called by the other names of their parameters, if all of these are tied."""
+        home: dict[str, set[str]] = {}
+        for entry in self.entries:
+            home.setdefault(entry.block, set()).add(entry.parameter)
+        there: dict[tuple[str, str], set[str]] = {}
+        for name, block, _ in self._known_as(tied):
+            for own, parameters in home.items():
+                if name in parameters and block != own and "*" not in block:
+                    there.setdefault((own, block), set()).add(name)
+        aliases: dict[str, list[str]] = {}
+        for (own, block), parameters in there.items():
+            if parameters == home[own]:
+                aliases.setdefault(own, []).append(block)
         return aliases
+
+    def _elsewhere(self, tied: Mapping[str, str]) -> set[str]:
+        """Blocks of which a part is tied to another block, or made of other parameters: the rest has a longer name."""
+        blocks = {entry.block for entry in self.entries}
+        gone = set()
+        for name, block, found in self._known_as(tied):
+            own = {entry.block for entry in self.entries if entry.parameter == name}
+            gone |= {block.replace("*", role) for role in found.roles or "*"} - own
+        for entry in self.entries:
+            fused = FUSED.fullmatch(entry.block)
+            if fused is not None and "parametrizations." in entry.parameter:
+                gone |= {f"{fused['path']}.{role}" for role in fused["roles"]}
+        return gone & blocks
 
 
 def _entries(model: nn.Module, family: Family, name: str, shape: tuple[int, ...]) -> list[_Entry]:

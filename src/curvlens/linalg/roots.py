@@ -31,6 +31,10 @@ from curvlens.results import ByBlock, Estimate
 NAMES: dict[Quantity, str] = {"trace": "trace", "square": "Frobenius norm", "diagonal": "diagonal"}
 
 
+FEWEST_TO_CLOSE = 16
+"""Samples before a block may be called close enough, which then is final. With six, blocks of few outputs, whose
+samples take few values, were at times closed far off with an error of zero."""
+
 LARGEST_GROUP = 32
 """Samples whose pairs are taken together, and that an interrupt may cost."""
 
@@ -76,7 +80,7 @@ def all_blocks(
             U = operator._block(rows, rows).roots(seeds, _in_samples(products, len(seeds)))
             products.tick(found.sampled + len(seeds) - products.count)
             found.add(U)
-            if plan.rtol is not None and found.sampled >= FEWEST:
+            if plan.rtol is not None and found.sampled >= FEWEST_TO_CLOSE:
                 found.close(plan.rtol)
                 if not found.open:
                     break
@@ -90,7 +94,7 @@ def all_blocks(
     except KeyboardInterrupt:
         if not found.sampled:
             raise
-        note = f"interrupted after {products.count} samples"
+        note = f"interrupted after {found.sampled} samples"
         warn(f"The {NAMES[quantity]} by block was {note}; the errors are those of what was done.")
     provenance = products.provenance(quantity=quantity, seed=seed, sampled=found.sampled, by=by, roots=True)
     return ByBlock(found.estimates(note, provenance), NAMES[quantity])
@@ -141,7 +145,7 @@ def _groups(plan: Effort, seed: int, group: int) -> Iterator[list[int]]:
     """Seeds of groups of samples, each group a fresh one."""
     done = 0
     # Towards rtol, groups grow with what was done: few looks, and little beyond what is needed.
-    size = min(group, plan.samples if plan.rtol is None else FEWEST)
+    size = min(group, plan.samples if plan.rtol is None else FEWEST_TO_CLOSE)
     while done < plan.samples:
         size = min(size, plan.samples - done)
         if plan.samples - done - size == 1:  # a single sample makes no pair
@@ -154,7 +158,7 @@ def _groups(plan: Effort, seed: int, group: int) -> Iterator[list[int]]:
 
 def _squares(U: Tensor, blocks: Blocks) -> Tensor:
     """‖u_b‖² for every block and sample, (blocks, g)."""
-    return _over_parts(U, blocks, lambda u: u.square().sum(0, dtype=torch.float64))
+    return _over_parts(U, blocks, lambda u: u.double().square().sum(0))
 
 
 def _grams(U: Tensor, blocks: Blocks) -> Tensor:

@@ -16,4 +16,5 @@ FAMILY = Family(
         norm(f"{LAYER}.full_layer_layer_norm", "h.{i}.norm2"),
         HEADS,
     ),
+    checked=("albert",),
 )

@@ -54,4 +54,5 @@ FAMILY = Family(
         linear("proj_out", "unembed"),
         linear("score", "classifier"),
     ),
+    checked=("bart", "opt"),
 )

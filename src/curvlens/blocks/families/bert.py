@@ -48,4 +48,5 @@ FAMILY = Family(
         norm(f"{LAYER}.output.LayerNorm", "h.{i}.norm2"),
         HEADS,
     ),
+    checked=("bert", "roberta"),
 )

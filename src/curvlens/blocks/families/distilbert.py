@@ -20,4 +20,5 @@ FAMILY = Family(
         linear("pre_classifier", "classifier_dense"),
         linear("classifier", "classifier"),
     ),
+    checked=("distilbert",),
 )

@@ -1,6 +1,6 @@
 """Gemma 2 and 3: as Llama, with a norm before and one after each of attention and feed-forward."""
 
-from curvlens.blocks.families.llama import LAYER, RULES
+from curvlens.blocks.families.llama import LAYER, NOT_FOR, RULES
 from curvlens.blocks.family import Family, each, norm
 
 FAMILY = Family(
@@ -11,4 +11,6 @@ FAMILY = Family(
         norm(f"{LAYER}.post_feedforward_layernorm", "h.{i}.norm2_post"),
         RULES,
     ),
+    checked=("gemma2", "gemma3", "gemma3_text"),
+    not_for=NOT_FOR,
 )

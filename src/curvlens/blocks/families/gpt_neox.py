@@ -20,4 +20,5 @@ FAMILY = Family(
         linear("embed_out", "unembed"),
         linear("score", "classifier"),
     ),
+    checked=("gpt_neox",),
 )

@@ -28,4 +28,7 @@ RULES = each(
     linear("score", "classifier"),
 )
 
-FAMILY = Family("Llama", RULES)
+NOT_FOR = ("gpt_oss", "qwen3_next")
+"""gpt_oss stores its experts in × out with gate and up in turn, qwen3_next a gate beside every query head."""
+
+FAMILY = Family("Llama", RULES, checked=("llama", "mistral", "qwen2", "qwen3", "gemma", "mixtral"), not_for=NOT_FOR)

@@ -40,4 +40,5 @@ FAMILY = Family(
         linear("lm_head", "unembed"),
     ),
     _sizes,
+    checked=("mamba",),
 )

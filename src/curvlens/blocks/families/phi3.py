@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from curvlens.blocks.families.llama import LAYER, RULES
+from curvlens.blocks.families.llama import LAYER, NOT_FOR, RULES
 from curvlens.blocks.family import Family, Rule, each
 
 
@@ -29,4 +29,6 @@ FAMILY = Family(
         RULES,
     ),
     _sizes,
+    checked=("phi3",),
+    not_for=NOT_FOR,
 )

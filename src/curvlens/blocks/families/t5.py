@@ -33,4 +33,5 @@ FAMILY = Family(
         linear("classification_head.out_proj", "classifier"),
         linear("classifier", "classifier"),
     ),
+    checked=("t5",),
 )

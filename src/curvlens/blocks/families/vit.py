@@ -26,4 +26,5 @@ FAMILY = Family(
         linear("pooler.dense", "pooler"),
         linear("classifier", "classifier"),
     ),
+    checked=("vit",),
 )
