@@ -771,6 +771,71 @@ def test_a_model_that_writes_into_itself_is_put_back() -> None:
     assert model.inner.weight.tolist() == values
 
 
+class Handed(nn.Module):
+    """Bidirectional attention that is handed a mask, and uses it or does not."""
+
+    def __init__(self, *, heeds: bool) -> None:
+        super().__init__()
+        self.heeds = heeds
+        self.embed = nn.Embedding(9, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 9)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        padding = attention_mask == 0
+        x = self.layer(self.embed(input_ids), src_key_padding_mask=padding if self.heeds else None)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_mask_that_is_taken_and_not_used(heeds: bool) -> None:
+    torch.manual_seed(0)
+    model = Handed(heeds=heeds).double().eval()
+    ids, mask = torch.randint(1, 9, (4, 6)), torch.ones(4, 6, dtype=torch.long)
+    mask[:, 4:] = 0
+    ids[mask == 0] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    report = doctor(model, batch, cl.losses.MaskedLM())
+    # the damage: the same texts with shorter padding have another curvature
+    short = {name: x[:, :5] for name, x in batch.items()}
+    short["attention_mask"] = short["attention_mask"].clone()
+    short_of = cl.Problem(model, short, cl.losses.MaskedLM())
+    H = cl.hessian(cl.Problem(model, batch, cl.losses.MaskedLM()))
+    v = direction(H.shape[1])
+    different = relative(cl.hessian(short_of) @ v, H @ v)
+    if heeds:
+        assert "ignored-mask" not in [f.name for f in report]
+        assert different < 1e-12
+    else:
+        finding = next(f for f in report if f.name == "ignored-mask")
+        assert finding.severity == "error"
+        assert finding.size is not None
+        assert finding.size > 1e-4
+        assert different > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["batch-norm", "by hand"])
+def test_samples_that_see_each_other(kind: str) -> None:
+    torch.manual_seed(0)
+
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    middle = nn.BatchNorm1d(6, track_running_stats=False) if kind == "batch-norm" else Centred()
+    model = nn.Sequential(nn.Linear(4, 6), middle, nn.Tanh(), nn.Linear(6, 3)).double().eval()
+    x, y = torch.randn(8, 4).double(), torch.randint(3, (8,))
+    finding = only(doctor(model, (x, y), CE()), "coupled-samples", "error")
+    assert finding.size is not None
+    assert finding.size > 1e-3
+    whole, cut = (cl.Problem(model, data, CE()) for data in ([(x, y)], [(x[:4], y[:4]), (x[4:], y[4:])]))
+    v = direction(cl.hessian(whole).shape[1])
+    assert relative(cl.hessian(cut) @ v, cl.hessian(whole) @ v) > 1e-2
+    healthy = nn.Sequential(model[0], nn.LayerNorm(6).double(), model[2], model[3])
+    assert "coupled-samples" not in [f.name for f in doctor(healthy, (x, y), CE())]
+
+
 def test_names_by_likeness_and_layers_named_in_part() -> None:
     """DeepSeek's projections have names of their own: its layer is more than H['h.0'] has."""
     config = transformers.DeepseekV2Config(
@@ -790,7 +855,8 @@ def test_names_by_likeness_and_layers_named_in_part() -> None:
         max_position_embeddings=16,
     )
     torch.manual_seed(0)
-    model = transformers.DeepseekV2ForCausalLM(config).double().eval()
+    make: Any = transformers.DeepseekV2ForCausalLM
+    model = make(config).double().eval()
     posed = cl.Problem(model, {"input_ids": torch.randint(3, 20, (2, 6))}, cl.losses.CausalLM())
     report = cl.doctor(posed)
     assert [f.name for f in report] == ["named-by-likeness", "partly-named"]

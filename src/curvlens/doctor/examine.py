@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from curvlens.doctor.architecture import check_architecture
+from curvlens.doctor.coupling import check_coupling, check_mask
 from curvlens.doctor.data import check_data
 from curvlens.doctor.embeddings import check_embeddings
 from curvlens.doctor.finding import Finding
@@ -50,6 +51,8 @@ RUNNING: tuple[Check, ...] = (
     check_islands,
     check_outputs,
     check_padding,
+    check_mask,
+    check_coupling,
     check_softmax,
     check_norms,
 )

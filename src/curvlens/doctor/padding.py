@@ -18,12 +18,12 @@ from curvlens.errors import listing
 from curvlens.losses import CausalLM
 from curvlens.losses.cross_entropy import CrossEntropy
 
-_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 """Relative change of the loss below which padding does not take part; 0.05 in half precision."""
 
 
 @dataclass(frozen=True)
-class _Text:
+class Text:
     """The tokens of a batch, and where they are padding."""
 
     tokens: Tensor
@@ -36,18 +36,19 @@ class _Text:
 
     @property
     def declared(self) -> bool:
+        """Whether a mask says where the padding is."""
         return self.mask is not None and bool((self.mask == 0).any())
 
 
 def check_padding(patient: Patient) -> Iterator[Finding]:
     """Two measurements on the first batch: ignore padding in the labels, and cut it off."""
-    text = _text(patient)
+    text = text_of(patient)
     if text is None:
         return
-    tolerance = _TOLERANCE.get(next(patient.model.parameters()).dtype, 0.05)
+    tolerance = TOLERANCE.get(next(patient.model.parameters()).dtype, 0.05)
     here, clean = patient.loss_of(patient.batch), patient.batch
     if isinstance(patient.loss, CrossEntropy):
-        clean = _without_padded_labels(patient, text, patient.loss.ignore_index)
+        clean = without_padded_labels(patient, text, patient.loss.ignore_index)
         if clean is not None:
             counted = change(here, patient.loss_of(clean))
             if counted > tolerance:
@@ -59,7 +60,7 @@ def check_padding(patient: Patient) -> Iterator[Finding]:
         yield _unmasked(text, leak)
 
 
-def _counted(text: _Text, size: float) -> Finding:
+def _counted(text: Text, size: float) -> Finding:
     rows = _rows(text.padding) if bool(text.padding.any()) else "some samples"
     return Finding(
         "counted-padding",
@@ -72,7 +73,7 @@ def _counted(text: _Text, size: float) -> Finding:
     )
 
 
-def _unmasked(text: _Text, size: float) -> Finding:
+def _unmasked(text: Text, size: float) -> Finding:
     token = int(text.tokens[text.padding][0])
     guess = "" if text.known else " (a guess: it fills the ends of samples, without labels, and is nowhere else)"
     return Finding(
@@ -91,7 +92,7 @@ def _rows(padding: Tensor) -> str:
     return f"{int(padding.sum())} tokens in samples {listing(map(str, rows))}".replace("'", "")
 
 
-def _text(patient: Patient) -> _Text | None:
+def text_of(patient: Patient) -> Text | None:
     """The tokens of the first batch, if it is a text."""
     inputs, labels = batches.split_target(patient.batch)
     mapping = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
@@ -101,7 +102,7 @@ def _text(patient: Patient) -> _Text | None:
     mask = mask if isinstance(mask, Tensor) and mask.shape == tokens.shape else None
     config = getattr(patient.model, "config", None)
     pad = getattr(config, "pad_token_id", None)
-    text = _Text(tokens, mask, labels, torch.zeros_like(tokens, dtype=torch.bool), known=True)
+    text = Text(tokens, mask, labels, torch.zeros_like(tokens, dtype=torch.bool), known=True)
     if text.declared:
         assert mask is not None
         return replace(text, padding=mask == 0)
@@ -145,7 +146,7 @@ def _guess(tokens: Tensor, labels: Tensor | None, ignored: int) -> Tensor:
     return nothing
 
 
-def _without_padded_labels(patient: Patient, text: _Text, ignored: int) -> Batch | None:
+def without_padded_labels(patient: Patient, text: Text, ignored: int) -> Batch | None:
     """The batch with padding ignored in its labels; the batch itself if it is already, None if that cannot be said."""
     config = getattr(patient.model, "config", None)
     if text.labels is None:
