@@ -41,6 +41,9 @@ def sections(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[s
         "eigenvalues": lambda: child("eigenvalues", 1),
         "block_traces": lambda: child("block_traces"),
         "block_table": lambda: child("block_table"),
+        "attention": lambda: child("attention", 1),
+        "attention_norms": lambda: child("attention_norms"),
+        "attention_memory": lambda: child("attention_memory", 1, environment=RETURN_FREED),
         "announced": lambda: {b: child("announced", budget=b, environment=RETURN_FREED) for b in BUDGETS},
     }
 

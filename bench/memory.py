@@ -31,6 +31,21 @@ def _kilobytes(field: str) -> int:
     return int(found[1])
 
 
+def peak_reset() -> tuple[int, bool]:
+    """Kilobytes held now, and whether the peak could be reset to them; otherwise the peak so far."""
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, False
+    return _kilobytes("VmRSS"), True
+
+
+def peak_since(before: tuple[int, bool]) -> float:
+    """Megabytes of the peak above what `peak_reset` found."""
+    start, reset = before
+    return ((_kilobytes("VmHWM") if reset else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) - start) / 1024
+
+
 def measure(*, quick: bool, key: str) -> dict[str, Any]:
     """Megabytes above the baseline, and whether the peak could be reset to it (otherwise the growth of the maximum)."""
     sizes = QUICK if quick else FULL
@@ -44,11 +59,7 @@ def measure(*, quick: bool, key: str) -> dict[str, Any]:
         except Exception as error:
             return {"not_run": reason(error)}
     gc.collect()
-    try:
-        _CLEAR.write_text("5")
-        before, reset = _kilobytes("VmRSS"), True
-    except OSError:
-        before, reset = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, False
+    before = peak_reset()
     try:
         product: Product = (
             (lambda _: torch.cat([g.flatten() for g in gradient(model, batch)]))
@@ -59,8 +70,7 @@ def measure(*, quick: bool, key: str) -> dict[str, Any]:
         product(v)
     except Exception as error:
         return {"not_run": reason(error)}
-    peak = _kilobytes("VmHWM") if reset else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"megabytes": (peak - before) / 1024, "reset": reset}
+    return {"megabytes": peak_since(before), "reset": before[1]}
 
 
 if __name__ == "__main__":

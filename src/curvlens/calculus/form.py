@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from curvlens.calculus.terms import Term, merged, on_axes, squared_norm, write
+from curvlens.calculus.terms import Term, merged, on_axes, squared_norm, summed
 from curvlens.errors import CurvlensError, listing, nearest
 from curvlens.memory import available_bytes, readable
 
 Key = str | tuple[str, str]
+SMALL = 1 << 26
+"""Bytes for which it is not worth asking whether there is room."""
 
 
 class Form:
@@ -30,7 +32,7 @@ class Form:
     ) -> None:
         """``terms(a, b)`` are those of the block (a, b), asked for only with a before b or equal to it."""
         self.shapes = dict(shapes)
-        self.dtype, self.device = like.dtype, like.device
+        self.dtype, self.device, self._like = like.dtype, like.device, like
         self.title = title
         self._terms = terms
         self._cache: dict[tuple[str, str], list[Term]] = {}
@@ -77,7 +79,10 @@ class Form:
         return (*self.shapes[first], *self.shapes[second])
 
     def _room(self, numbers: int, what: str) -> None:
-        needed, free = numbers * self.dtype.itemsize, available_bytes(self.device)
+        needed = numbers * self.dtype.itemsize
+        if needed < SMALL:
+            return
+        free = available_bytes(self.device)
         if needed > free:
             raise CurvlensError(
                 f"{what} has {numbers} entries, {readable(needed)}; {readable(free)} are free. Without building it: "
@@ -90,9 +95,10 @@ class Form:
         first, second = self.pair(key)
         rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
         self._room(rows * columns, f"The block ({first}, {second})")
-        out = torch.empty(rows, columns, dtype=self.dtype, device=self.device)
-        write(self.terms(first, second), out.view(self._axes(first, second)))
-        return out
+        return self._summed(first, second).reshape(rows, columns)
+
+    def _summed(self, first: str, second: str) -> Tensor:
+        return summed(self.terms(first, second), self._axes(first, second), self._like)
 
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`."""
@@ -100,11 +106,11 @@ class Form:
         out = torch.empty(self.size, self.size, dtype=self.dtype, device=self.device)
         for i, first in enumerate(self.names):
             for second in self.names[i:]:
-                axes = self._axes(first, second)
-                block = out[self.slices[first], self.slices[second]]
-                write(self.terms(first, second), on_axes(block, axes))
+                block = self._summed(first, second)
+                on_axes(out[self.slices[first], self.slices[second]], self._axes(first, second)).copy_(block)
                 if second != first:
-                    out[self.slices[second], self.slices[first]] = block.T
+                    mirrored = out[self.slices[second], self.slices[first]]
+                    on_axes(mirrored, self._axes(second, first)).copy_(block.permute(2, 3, 0, 1))
         return out
 
     # What is read off

@@ -197,21 +197,18 @@ def merged(terms: Sequence[Term]) -> list[Term]:
     return result
 
 
-def write(terms: Sequence[Term], out: Tensor) -> None:
-    """The sum of the terms into a block [a, d, c, e]."""
-    filled = False
+def summed(terms: Sequence[Term], shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
+    """The sum of the terms, [a, d, c, e]: a view of a tensor that is free to be written to."""
+    total: Tensor | None = None
     for term in sorted(terms, key=lambda term: isinstance(term, Pair)):
         if isinstance(term, Pair):
-            if not filled:
-                out.zero_()
-            term.add_to(out)
-        elif filled:
-            out += term.dense()
+            total = like.new_zeros(shape) if total is None else total
+            term.add_to(total)
+        elif total is None:
+            total = term.dense().clone() if isinstance(term, Given) else term.dense()
         else:
-            out.copy_(term.dense())
-        filled = True
-    if not filled:
-        out.zero_()
+            total += term.dense()
+    return like.new_zeros(shape) if total is None else total
 
 
 def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:

@@ -43,6 +43,7 @@ class ClosedForm(Operator):
 def closed_form(of: Any, part: Literal["outer", "functional", "total"] = "total") -> Operator:
     """An operator of a Hessian of `curvlens.calculus` (or of one `Form` of it); its blocks go by the form's names.
 
+    >>> from curvlens.calculus import attention
     >>> X, W = torch.eye(3, 2).double(), torch.eye(2).double()
     >>> H = closed_form(attention.hessian(X, W, W, W, target=torch.zeros(3, 2).double()))
     >>> H.shape, H["Q", "V"].shape

@@ -1,6 +1,6 @@
 """Self- and cross-attention: every block of the Hessian in closed form."""
 
-from curvlens.calculus.attention.hessian import AttentionHessian, RankBound, hessian, hessian_single
+from curvlens.calculus.attention.hessian import AttentionHessian, RankBound, forward, hessian, hessian_single
 from curvlens.calculus.attention.stack import StackHessian, stack
 
-__all__ = ["AttentionHessian", "RankBound", "StackHessian", "hessian", "hessian_single", "stack"]
+__all__ = ["AttentionHessian", "RankBound", "StackHessian", "forward", "hessian", "hessian_single", "stack"]

@@ -54,11 +54,25 @@ class AttentionHessian:
             source = of.queries if letter == "X" else of.keys
             shapes[letter] = (source.shape[0] * source.shape[1], source.shape[2])
         self._tokens = tokens
-        like = of.queries
-        title = "{} part of the attention Hessian"
-        self.outer = Form(shapes, lambda a, b: self._terms(a, b, "outer"), like, title.format("Outer"))
-        self.functional = Form(shapes, lambda a, b: self._terms(a, b, "functional"), like, title.format("Functional"))
-        self.total = Form(shapes, lambda a, b: self._terms(a, b, "total"), like, "Attention Hessian")
+        self._shapes = shapes
+
+    @cached_property
+    def outer(self) -> Form:
+        """Jᵀ S J."""
+        return self._make("outer", "Outer part of the attention Hessian")
+
+    @cached_property
+    def functional(self) -> Form:
+        """⟨g, ∂²F⟩, and what follows the layer if a pair of curvatures says so."""
+        return self._make("functional", "Functional part of the attention Hessian")
+
+    @cached_property
+    def total(self) -> Form:
+        """H."""
+        return self._make("total", "Attention Hessian")
+
+    def _make(self, part: Part, title: str) -> Form:
+        return Form(self._shapes, lambda a, b: self._terms(a, b, part), self.layer.queries, title)
 
     def __repr__(self) -> str:
         of = self.layer
@@ -245,6 +259,22 @@ class AttentionHessian:
 
 def _rank(matrix: Tensor) -> int:
     return int(torch.linalg.matrix_rank(matrix.double()))
+
+
+def forward(
+    X: Tensor,
+    WQ: Tensor,
+    WK: Tensor,
+    WV: Value,
+    *,
+    mask: str | Tensor | None = None,
+    temperature: float = 1.0,
+    kind: Kind = "softmax",
+    context: Tensor | None = None,
+) -> Tensor:
+    """The output F of the layer, (…, L, d_V), whose loss `hessian` differentiates; arguments as there."""
+    of = layer(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
+    return of.output.reshape(*X.shape[:-2], *of.output.shape[1:])
 
 
 def hessian(

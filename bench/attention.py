@@ -1,0 +1,79 @@
+"""The closed-form Hessian of attention beside automatic differentiation: the dense matrix, and one product.
+
+One sample, d_V = d_K = 16, float64, square loss. All ways take turns; a time is the median of the turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import hessian
+
+from bench.child import serve
+from bench.timing import seconds
+from curvlens.calculus import attention
+
+WIDTH = 16
+LENGTHS = (17, 64, 128)
+
+
+def measure(*, quick: bool, repetitions: int = 9) -> dict[str, Any]:
+    """Seconds of every way, by the number of tokens."""
+    return {str(length): _one(length, 3 if quick else repetitions) for length in (LENGTHS[:1] if quick else LENGTHS)}
+
+
+def _one(length: int, repetitions: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    X, Y = draw(length, WIDTH), draw(length, WIDTH)
+    WQ, WK, WV = (draw(WIDTH, WIDTH) / WIDTH**0.5 for _ in range(3))
+    theta = torch.cat([w.reshape(-1) for w in (WQ, WK, WV)])
+
+    def loss(t: Tensor) -> Tensor:
+        q, k, v = t.view(3, WIDTH, WIDTH)
+        scores: Tensor = X @ q @ k.T @ X.T / WIDTH**0.5
+        apart: Tensor = scores.softmax(-1) @ X @ v - Y
+        return (apart**2).mean()
+
+    def closed() -> Tensor:
+        return attention.hessian(X, WQ, WK, WV, target=Y).total.dense()
+
+    def by_torch() -> Tensor:
+        matrix: Tensor = hessian(loss)(theta)
+        return matrix
+
+    disagreement = float((closed() - by_torch()).norm() / by_torch().norm())
+    H = attention.hessian(X, WQ, WK, WV, target=Y)
+    v, at = draw(len(theta)), theta.clone().requires_grad_()
+    (kept,) = torch.autograd.grad(loss(at), at, create_graph=True)
+
+    def fresh() -> Tensor:
+        (gradient,) = torch.autograd.grad(loss(at), at, create_graph=True)
+        return torch.autograd.grad(gradient, at, v)[0]
+
+    ways: dict[str, Callable[[], Tensor]] = {
+        "dense": closed,
+        "dense_torch": by_torch,
+        "product": lambda: H.matvec(v),
+        "product_fresh": fresh,
+        "product_kept": lambda: torch.autograd.grad(kept, at, v, retain_graph=True)[0],
+    }
+    for way in ways.values():
+        way()
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repetitions):
+        for name, way in ways.items():
+            inner = 20 if name.startswith("product") else 1 if name == "dense_torch" else 5
+            times[name].append(min(seconds(way) for _ in range(inner)))
+    return {**{name: median(values) for name, values in times.items()}, "disagreement": disagreement}
+
+
+if __name__ == "__main__":
+    serve(measure)
