@@ -64,7 +64,7 @@ def draw(H: AttentionHessian, path: str) -> None:
     rows = torch.cat([torch.cat([H.total[a, b] for b in names], 1) for a in names])
     size = rows.shape[0] // 3
     figure, axes = plt.subplots(figsize=(6.4, 5.2), layout="constrained")
-    image = axes.imshow(rows.abs().clamp(min=1e-12).log10(), cmap="magma", vmin=-10, vmax=-2)
+    image = axes.imshow(rows.abs().clamp(min=1e-12).log10().numpy(), cmap="magma", vmin=-10, vmax=-2)
     ticks = [size * (i + 0.5) for i in range(3)]
     axes.set_xticks(ticks, [f"$W_{name}$" for name in names])
     axes.set_yticks(ticks, [f"$W_{name}$" for name in names])

@@ -84,6 +84,19 @@ def test_a_broken_block_is_seen(tmp_path: Path) -> None:
     assert caught.traceback[-1].lineno == 9  # counted from 0: line 10 of the page
 
 
+# Examples
+
+
+def test_examples_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    heatmap = importlib.import_module("attention_heatmap")
+    H = heatmap.hessian(width=4, samples=3)
+    assert H.norm("Q") < H.norm("V")
+    heatmap.draw(H, str(tmp_path / "map.png"))
+    assert (tmp_path / "map.png").stat().st_size > 5000
+
+
 # Doctests of the sources
 
 
@@ -313,7 +326,7 @@ def wrong_derivatives(source: str) -> list[tuple[str, str]]:
 
 
 def sources() -> Sequence[Path]:
-    return sorted(file for folder in ("src", "bench") for file in (ROOT / folder).rglob("*.py"))
+    return sorted(file for folder in ("src", "bench", "examples") for file in (ROOT / folder).rglob("*.py"))
 
 
 def test_the_sources_use_no_wrong_derivative() -> None:
