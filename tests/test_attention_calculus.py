@@ -143,6 +143,42 @@ def test_any_shape_of_cross_attention(**settings_: Any) -> None:
     check(Case(d_k=2, **settings_), 1e-11)
 
 
+LARGE = {
+    "addition": Case(length=17, d=16, d_k=16, d_v=16, mask="causal", batch=(2,), loss="ce"),
+    "wide": Case(length=17, d=16, d_k=8, d_v=12, loss="pair", mask="bool"),
+    "heads": Case(length=12, d=16, d_k=4, d_v=16, heads=4, rank=4, mask="causal", batch=(2,)),
+    "cross, heads": Case(length=9, keys=13, d=10, d_keys=12, d_k=5, d_v=8, heads=3, temperature=2.0),
+    "tokens": Case(length=8, d=6, d_k=4, d_v=5, wrt="QKVX", mask="causal", batch=(2,), loss="ce"),
+    "linear": Case(length=17, d=12, d_k=12, d_v=12, kind="linear", mask="causal"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", LARGE)
+def test_larger_layers(name: str) -> None:
+    check(LARGE[name], 1e-11)
+
+
+@pytest.mark.full
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(
+    length=st.integers(1, 7),
+    d=st.integers(1, 6),
+    d_k=st.integers(1, 6),
+    d_v=st.integers(1, 6),
+    heads=st.sampled_from([None, 1, 3]),
+    rank=st.sampled_from([None, 1, 4]),
+    batch=st.sampled_from([(), (3,), (2, 2)]),
+    mask=st.sampled_from([None, "causal", "bool"]),
+    loss=st.sampled_from(["square", "ce", "pair"]),
+    kind=st.sampled_from(["softmax", "linear"]),
+    temperature=st.floats(0.4, 5),
+    seed=st.integers(0, 10_000),
+)
+def test_many_shapes(**settings_: Any) -> None:
+    check(Case(**settings_), 1e-11)
+
+
 def test_heads_do_not_meet_in_the_functional_part() -> None:
     H = closed(CASES["three heads"])
     for a in H.functional.names:

@@ -240,16 +240,19 @@ def loss(of: Layer, batch: Sequence[int], target: Any, grad: Any, curvature: Any
         )
     _fits("grad", grad, shape, of)
     outer, rest = curvature if isinstance(curvature, tuple) else (curvature, 0.0)
-    parts = [_curvature(name, part, shape, of, scale) for name, part in (("curvature", outer), ("curvature[1]", rest))]
+    # rounding is judged by the larger of a pair: the rest may be a difference of two that are equal
+    size = max((float(part.abs().max()) for part in (outer, rest) if isinstance(part, Tensor)), default=0.0)
+    named = (("curvature", outer), ("curvature[1]", rest))
+    parts = [_curvature(name, part, shape, of, scale, size) for name, part in named]
     return Loss(scale * grad.reshape(of.output.shape), *parts)
 
 
-def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Layer, scale: float) -> Curvature:
+def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Layer, scale: float, size: float) -> Curvature:
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return scale * given
     _fits(name, given, (*shape, of.d_out), of)
     asymmetry = float((given - given.mT).abs().max())
-    if asymmetry > 1e4 * torch.finfo(given.dtype).eps * float(given.abs().max()):
+    if asymmetry > 1e4 * torch.finfo(given.dtype).eps * size:
         raise CurvlensError(
             f"{name} is not symmetric (by {asymmetry:.2g}): it is ∂²ℓ/∂f², one symmetric matrix a token; "
             "if it is a square root R, give R @ R.mT."
