@@ -59,9 +59,6 @@ def _show(report: Report) -> None:
     headline, *_ = str(report).splitlines()
     console.print(headline, highlight=False)
     for finding in report:
-        size = "" if finding.size is None else f" (size {finding.size:.2g})"
-        console.print(
-            f"[{COLOURS[finding.severity]}]{finding.severity:<8}[/]{escape(finding.name)}{size}", highlight=False
-        )
+        console.print(f"[{COLOURS[finding.severity]}]{finding.severity:<8}[/]{escape(finding.headed)}", highlight=False)
         for line in (finding.what, finding.effect, f"fix: {finding.fix}"):
             console.print(f"        {escape(line)}", highlight=False)
