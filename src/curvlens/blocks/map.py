@@ -16,6 +16,7 @@ from curvlens.blocks.block import Block
 from curvlens.blocks.cutting import embed, extract, union
 from curvlens.blocks.groups import groups, left_of
 from curvlens.blocks.parts import Part
+from curvlens.blocks.table import lines
 from curvlens.errors import CurvlensError, CurvlensWarning, listing, nearest
 
 By = Literal["block", "head", "layer", "role", "parameter"]
@@ -257,13 +258,7 @@ class Blocks(Mapping[str, Block]):
 
     def table(self) -> str:
         """The map as text: every block with its numbers, heads and parameters."""
-        rows = [("block", "numbers", "heads", "is")]
-        for block in self._blocks.values():
-            name = " = ".join((block.name, *block.aliases))
-            rows.append((name, str(block.size), str(block.n_heads or ""), _shortened([p.key for p in block.parts])))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
-        return "\n".join([repr(self), *lines])
+        return "\n".join([repr(self), *lines(self._blocks.values())])
 
     def __repr__(self) -> str:
         unmapped = f", {len(self.unmapped)} without a name in it" if self.unmapped and self.family else ""
@@ -275,7 +270,3 @@ class Blocks(Mapping[str, Block]):
     def to_dict(self) -> dict[str, list[str]]:
         """By name, how to cut each block out of the parameters."""
         return {name: [part.key for part in block.parts] for name, block in self._blocks.items()}
-
-
-def _shortened(keys: list[str], most: int = 4) -> str:
-    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
