@@ -45,6 +45,17 @@ def plain_product(model: nn.Module, loss: Callable[[nn.Module], Tensor], seed: i
     return torch.cat([p.reshape(-1) for p in product]).detach()
 
 
+class Bare(nn.Module):
+    """One parameter, and no module around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.3, -0.2, 0.5]).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.w).sin()
+
+
 # Modes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,14 +15,14 @@ from torch import Tensor, nn
 import curvlens as cl
 import small
 from cases import Case
-from curvlens.blocks import Blocks, Family, Rule, map_blocks
+from curvlens.blocks import Blocks, By, Family, Rule, map_blocks
 from curvlens.blocks.cutting import overlap, union
 from curvlens.blocks.parts import Part
 from families import EXPECTED, FAMILY_CASES
 from lookalikes import Fused, Holder, Lens, gpt2, reference
 from truth import Truth
 
-GRANULARITIES = ("block", "head", "layer", "role", "parameter")
+GRANULARITIES: tuple[By, ...] = ("block", "head", "layer", "role", "parameter")
 
 every_family = pytest.mark.parametrize("case", FAMILY_CASES, ids=repr)
 
@@ -295,6 +296,10 @@ def test_unknown_names() -> None:
         H["h.0.atn.q"]
     with pytest.raises(cl.CurvlensError, match=r"Blocks: 'embed', 'pos', 'h\.0\.norm1'"):
         H["xyz"]
+    for part, pattern in (("attn", "'\\*.attn.\\*'"), ("h", "'h.\\*'"), ("q", "'\\*.q'")):
+        with pytest.raises(cl.CurvlensError, match=f"For all of them: {pattern}"):
+            H[part]
+    assert H["*.attn.*"].shape[0] == sum(H[f"attn.{letter}"].shape[0] for letter in "qkvo")
     with pytest.raises(cl.CurvlensError, match="a text"):
         H[3]
     with pytest.raises(KeyError, match=r"h\.0\.attn\.q"):
@@ -307,6 +312,26 @@ def test_unknown_architecture_has_one_block_a_parameter() -> None:
     assert problem.blocks.family is None
     assert list(problem.blocks) == list(problem.layout.names)
     assert problem.blocks["0.weight"].parts[0].in_math() == (3, 4)
+
+
+@pytest.mark.parametrize("by", GRANULARITIES)
+def test_layers_roles_and_heads_of_an_unknown_architecture_are_parameters_with_a_warning(by: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
+    problem = cl.Problem(model, (torch.randn(5, 3).double(), torch.randn(5, 2).double()), cl.losses.MSE())
+    H = cl.hessian(problem)
+    result = cl.eigs(H, 1)
+    for act in (lambda: cl.trace(cl.ggn(problem), 4, by=by), lambda: H.blocks(by), lambda: result.mass(by)):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert list(act()) == list(problem.layout.names)
+        said = [
+            w for w in said if issubclass(w.category, cl.CurvlensWarning) and "one row a parameter" in str(w.message)
+        ]
+        assert len(said) == (by in ("head", "layer", "role"))
+        assert all("Problem(..., blocks=" in str(w.message) for w in said)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fused_problem().blocks.by(by)
 
 
 def test_two_towers_keep_their_own_names() -> None:
@@ -348,6 +373,35 @@ def test_own_patterns() -> None:
     assert "attention" in cl.trace(cl.ggn(problem), 8, by="block")
 
 
+def test_own_patterns_leave_layers_roles_heads_and_names() -> None:
+    model, data = gpt2(reference()), {"input_ids": torch.randint(7, (3, 5))}
+    plain = cl.Problem(model, data, cl.losses.CausalLM())
+    own = cl.Problem(model, data, cl.losses.CausalLM(), blocks={"attention": "h.*.attn.*", "first": "h.0.norm1"})
+    H, mine = cl.hessian(plain), cl.hessian(own)
+    for name in ("h.0", "attn.q", "h.0.attn.q", "h.0.attn.q.1", "unembed", "h.1.*", "lm_head.weight"):
+        assert mine[name].rows == H[name].rows, name
+    for by in ("layer", "role", "head", "parameter"):
+        assert {k: b.size for k, b in own.blocks.by(by).items()} == {k: b.size for k, b in plain.blocks.by(by).items()}
+    assert own.blocks["h.0.attn.q"] == plain.blocks["h.0.attn.q"]
+    # The same inside of a block.
+    inside = mine["h.0"]
+    assert list(inside.blocks()) == ["attention", "first", *list(H["h.0"].blocks())[5:]]
+    assert list(inside.rows.blocks.by("role")) == list(H["h.0"].rows.blocks.by("role"))
+    assert inside["h.0.attn.q.1"].rows == H["h.0.attn.q.1"].rows
+    assert mine["attention"]["h.0"].rows == H["h.0.attn.*"].rows
+    v = cl.eigs(mine, 1)
+    assert list(v.mass()) == list(own.blocks)
+    assert list(v.mass("layer")) == list(plain.blocks.by("layer"))
+
+
+def test_what_own_patterns_leave_of_a_block_has_a_name_of_its_own() -> None:
+    blocks = map_blocks(gpt2(reference())).grouped({"biases": "*.ln_1.bias"})
+    assert "h.0.norm1" not in list(blocks)
+    assert blocks["h.0.norm1.rest"].parameters == ("transformer.h.0.ln_1.weight",)
+    assert len(blocks["h.0.norm1"].parts) == 2  # as without groups
+    assert sum(block.size for block in blocks.values()) == blocks.size
+
+
 def test_own_patterns_may_take_a_head() -> None:
     blocks = map_blocks(gpt2(reference())).grouped({"mine": ["h.0.attn.q.0", "h.1.*"]})
     together = torch.cat(list(indices_of(blocks).values()))
@@ -362,6 +416,8 @@ def test_own_patterns_may_take_a_head() -> None:
         ({"a": "h.0.*", "b": "*.attn.q"}, "overlap: both have .*c_attn.weight"),
         ({"a": "h.7.*"}, "No block or parameter is called 'h.7.*'"),
         ({"h.0.attn.k": "h.0.attn.q"}, "name of two blocks"),
+        ({"h.0": "h.0.attn.*"}, "name of two blocks"),
+        ({"attn.q": "h.0.attn.q"}, "name of two blocks"),
         (["h.0.*"], "expected a dict"),
     ],
 )
@@ -419,6 +475,29 @@ def test_traces_by_block(operator: str, by: Any) -> None:
     for name, estimate in found.items():
         true = float(diagonal[where[name]].sum())
         assert abs(float(estimate.value) - true) <= 5 * float(estimate.stderr) + 1e-10 * float(diagonal.abs().sum())
+    assert repr(found).startswith(f"trace by {by} ({len(where)})")
+
+
+@pytest.mark.parametrize(("name", "by"), [("h.0", "layer"), ("attn.q", "role"), ("h.0.attn.q.1", "head")])
+def test_a_name_that_estimates_do_not_have(name: str, by: Any, tmp_path: Any) -> None:
+    G = cl.ggn(fused_problem())
+    found = cl.trace(G, 4, by="block")
+    with pytest.raises(KeyError, match=f"by block has no '{name}'.*by='{by}'.*'embed', 'pos'"):
+        found[name]
+    assert name not in found
+    assert float(cl.trace(G, 4, by=by)[name]) > 0
+    norms = cl.frobenius(G, 4, by=by)
+    norms.save(tmp_path / "norms")
+    assert repr(cl.load(tmp_path / "norms")).startswith(f"Frobenius norm by {by} (")
+    with pytest.raises(KeyError, match="by='block'"):
+        norms["h.0.mlp.up"] if by != "head" else cl.trace(G, 4, by="role")["h.0.mlp.up"]
+
+
+def test_a_diagonal_by_layer_is_refused_with_the_way_to_cut_it() -> None:
+    G = cl.ggn(fused_problem())
+    with pytest.raises(cl.CurvlensError, match=r"problem\.blocks\.by\('layer'\)\.split"):
+        cl.diagonal(G, 4, by="layer")  # type: ignore[call-arg]
+    assert set(fused_problem().blocks.by("layer").split(cl.diagonal(G, 4).value)) >= {"h.0", "h.1"}
 
 
 def test_mass_of_an_eigenvector(tmp_path: Any) -> None:
@@ -426,15 +505,15 @@ def test_mass_of_an_eigenvector(tmp_path: Any) -> None:
     result = cl.eigs(cl.hessian(problem), 2)
     result.save(tmp_path / "eigs")
     again: Any = cl.load(tmp_path / "eigs")
-    for by in ("block", "layer", "role", "parameter"):
+    for by in GRANULARITIES:
         where = indices_of(problem.blocks.by(by))
         for found in (result.mass(by), again.mass(by)):
             assert list(found) == list(where)
             for name, share in found.items():
                 torch.testing.assert_close(share, result.vectors[where[name]].square().sum(0))
             torch.testing.assert_close(sum(found.values()), torch.ones(2, dtype=torch.float64))
-    with pytest.raises(cl.CurvlensError, match="by\\('head'\\)"):
-        result.mass("head")
+    with pytest.raises(cl.CurvlensError, match="expected one of 'block', 'head'"):
+        result.mass("heads")  # type: ignore[arg-type]
     block = cl.eigs(cl.hessian(problem)["h.0.attn.q"], 1)
     assert list(block.mass()) == ["h.0.attn.q"]
     assert len(block.mass("parameter")) == 2

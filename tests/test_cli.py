@@ -28,6 +28,9 @@ def healthy():
     return cl.Problem(model.eval(), data, cl.losses.MSE())
 
 number = 5
+
+def needy(size, seed=0):
+    return model
 """
 
 
@@ -68,9 +71,11 @@ def test_blocks_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_blocks_of_own_code(script: Path) -> None:
-    result = run("blocks", f"{script}:model")
-    assert result.exit_code == 0, result.output
-    assert "one block a parameter" in result.output
+    for name in ("model", "sick", "healthy"):  # a model, a tuple that begins with one, a problem of one
+        result = run("blocks", f"{script}:{name}", "--by", "layer")
+        assert result.exit_code == 0, result.output
+        assert "one block a parameter" in result.output
+        assert "0.weight" in result.output
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,10 @@ def test_blocks_of_own_code(script: Path) -> None:
         (("blocks", "no.such.module:model"), "No module named 'no'"),
         (("blocks", "{script}:modle"), "Did you mean 'model'"),
         (("blocks", "{script}:number"), "gave a int, expected a torch.nn.Module"),
+        (("blocks", "{script}"), "which of its names is meant?"),
+        (("doctor", "{script}"), "which of its names is meant?"),
+        (("blocks", "{script}:needy"), "needs arguments (size)"),
+        (("doctor", "{script}:needy"), "needs arguments (size)"),
         (("doctor", "{script}:number"), "expected a curvlens.Problem"),
         (("doctor", "gpt2"), "--text"),
     ],
@@ -87,7 +96,7 @@ def test_blocks_of_own_code(script: Path) -> None:
 def test_what_cannot_be_had(script: Path, arguments: tuple[str, ...], message: str) -> None:
     result = run(*(item.replace("{script}", str(script)) for item in arguments))
     assert result.exit_code == 1
-    assert message in result.output.replace("\n", " ")
+    assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
 
 
@@ -123,3 +132,9 @@ def test_doctor_of_a_folder(tmp_path: Path) -> None:
     short = run("doctor", str(tmp_path), "--text", str(text), "--tokens", "1000")
     assert short.exit_code == 1
     assert "160 tokens, not enough" in short.output
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    without = run("doctor", str(tmp_path), "--text", str(text), "--tokens", "12")
+    assert without.exit_code == 1
+    assert "has no tokenizer" in " ".join(without.output.split())
+    assert "not enough" not in without.output

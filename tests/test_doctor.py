@@ -125,7 +125,7 @@ def test_batch_norm() -> None:
 
 def test_random_loss() -> None:
     model = Wrapped(lambda x: nn.functional.dropout(x, 0.1)).eval()
-    only(doctor(model, DATA, CE()), "random-loss", "error")
+    assert "torch.randn" in only(doctor(model, DATA, CE()), "random-loss", "error").fix
     torch.manual_seed(0)
     a, b = (plain_product(model, mean_loss) for _ in range(2))
     assert relative(a, b) > 0.01
@@ -294,6 +294,13 @@ def test_autocast() -> None:
     assert relative(product(model), exact) < 1e-5
 
 
+def test_autocast_leaves_float64_alone() -> None:
+    exact = product(gpt())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert list(doctor(gpt(), DATA, CE())) == []
+        assert relative(product(gpt()), exact) < 1e-14
+
+
 @pytest.mark.parametrize("way", ["new tensor", "numpy", "buffer"])
 def test_float32_island(way: str) -> None:
     model = sick.with_island(way)
@@ -366,8 +373,16 @@ def test_saturated_softmax() -> None:
             assert "'h.0.attn'" in finding.what
             assert finding.size is not None
             assert finding.size < 1
+            assert f"saturated-softmax ({finding.size:.2g} digits left)" in str(doctor(found[0]))
+            assert finding.fix.startswith("model.double()")
     assert errors[700.0] > 0.1
     assert errors[1.0] < 1e-5
+
+
+def test_saturated_softmax_in_float64_is_not_mended_by_float64() -> None:
+    finding = only(doctor(sick.decided(1e4), (TOKENS, TOKENS.flip(1)), CE()), "saturated-softmax", "warning")
+    assert "double" not in finding.fix
+    assert "query and key weights" in finding.fix
 
 
 def test_tiny_variance() -> None:
@@ -398,7 +413,8 @@ def test_small_rows_of_padding_are_no_tiny_variance() -> None:
 def test_unused_parameters() -> None:
     model = sick.Idle()
     finding = only(doctor(model, DATA, CE()), "unused-parameters", "warning")
-    assert "'idle.weight', 'idle.bias'" in finding.what
+    assert "of the first batch does not depend on 'idle.weight', 'idle.bias'" in finding.what
+    assert "the first 2 batches" in only(doctor(model, [DATA, DATA], CE()), "unused-parameters", "warning").what
     assert finding.size == pytest.approx(9 / 251)
     with pytest.warns(cl.CurvlensWarning, match="does not depend"):
         rows = product(model)[-9:]
@@ -438,6 +454,22 @@ def test_broken_tie_by_configuration() -> None:
     head.weight = nn.Parameter(head.weight.detach() + 1e-3)  # type: ignore[operator]
     assert "tie_word_embeddings" in only(doctor(model, case.batches, case.loss), "broken-tie", "warning").what
     assert len(list(model.parameters())) == len(list(case.model().parameters())) + 1
+
+
+def test_a_frozen_copy_is_no_broken_tie() -> None:
+    """An adapter that trains the unembedding as a whole keeps the one it was copied from, frozen."""
+    import peft
+
+    case, make = BY_NAME["gpt2"], peft.get_peft_model
+    config: Any = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, modules_to_save=["lm_head"])
+    inner: Any = case.model()
+    model: Any = make(inner, config).double().eval()
+    finding = only(doctor(model, case.batches, case.loss), "frozen-parameters", "note")
+    assert "adapters" in finding.fix
+    names = cl.Problem(model, case.batches, case.loss).layout.names
+    assert [name for name in names if "lm_head" in name] == ["base_model.model.lm_head.modules_to_save.default.weight"]
+    merged = model.merge_and_unload().requires_grad_(True)
+    assert "frozen-parameters" not in {f.name for f in doctor(merged, case.batches, case.loss)}
 
 
 def test_quantised_weights() -> None:
@@ -619,6 +651,11 @@ def test_unknown_architecture() -> None:
     assert len(found.blocks) == len(found.layout.names)
     own = cl.Problem(model, DATA, CE(), blocks={"ends": ["0.*", "2.*"]})
     assert list(doctor(own)) == []
+    for other, pattern in ((model, "0.*"), (sick.Bare(), "w")):  # the pattern of the fix is one of this model
+        data, loss = (DATA, CE()) if other is model else (torch.ones(2, 3).double(), lambda y, batch: (y.sum(), 2))
+        fix = doctor(other, data, loss)[0].fix
+        assert f"blocks={{'first': {pattern!r}}}" in fix
+        assert next(iter(cl.Problem(other, data, loss, blocks={"first": pattern}).blocks)) == "first"
 
 
 # What Problem refuses, and checks that fail
@@ -871,5 +908,5 @@ def test_every_finding_is_provoked_here() -> None:
     text = "".join(file.read_text() for file in source.glob("*.py"))
     names = set(re.findall(r'Finding\(\s*"([a-z0-9-]+)"', text))
     assert len(names) > 25
-    here = Path(__file__).read_text()
+    here = "".join(file.read_text() for file in Path(__file__).parent.glob("test_doctor*.py"))
     assert [name for name in sorted(names) if f'"{name}"' not in here] == []

@@ -99,6 +99,7 @@ def test_demo() -> None:
     result = CliRunner().invoke(app, ["demo", "--steps", "2", "--sequences", "1", "--samples", "4"])
     assert result.exit_code == 0, result.output
     assert "loss" in result.output
+    assert "the same samples, so the errors in its columns are correlated" in " ".join(result.output.split())
     rows = re.findall(r"│ (\S+) +│ +(\S+)[^│]*│ +(\S+)[^│]*│ +(\S+)[^│]*│", result.output)
     rows = [row for row in rows if row[0] not in "HGF"]
     names = [row[0] for row in rows]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from curvlens.blocks.block import Block
-from curvlens.blocks.cutting import embed, extract, overlap, union
+from curvlens.blocks.cutting import embed, extract, union
+from curvlens.blocks.groups import groups, left_of
 from curvlens.blocks.parts import Part
-from curvlens.errors import CurvlensError, listing, nearest
+from curvlens.blocks.table import lines
+from curvlens.errors import CurvlensError, CurvlensWarning, listing, nearest
 
 By = Literal["block", "head", "layer", "role", "parameter"]
+NAMED: tuple[By, ...] = ("head", "layer", "role")
+"""Granularities that need the names of a family."""
 
 
 class Blocks(Mapping[str, Block]):
@@ -34,6 +40,7 @@ class Blocks(Mapping[str, Block]):
         family: str | None = None,
         tied: Mapping[str, str] | None = None,
         unmapped: Sequence[str] = (),
+        base: Blocks | None = None,
     ) -> None:
         self._blocks = {block.name: block for block in blocks}
         self.order = tuple(order)
@@ -44,6 +51,8 @@ class Blocks(Mapping[str, Block]):
         """Further names of tied parameters, and the one they go by."""
         self.unmapped = tuple(unmapped)
         """Parameters that the family does not name: each is a block by itself."""
+        self._base = self if base is None else base
+        """The model's own map, of which these are groups: layers, roles, heads and all their names are those there."""
 
     @classmethod
     def of_parameters(cls, parts: Iterable[Part]) -> Blocks:
@@ -79,15 +88,27 @@ class Blocks(Mapping[str, Block]):
         """The same numbers by layer, role, parameter or head (experts count as heads)."""
         if what not in get_args(By):
             raise CurvlensError(f"by={what!r}, expected one of {listing(get_args(By))}.")
+        if what in NAMED and self.family is None:
+            warnings.warn(
+                f"by={what!r}: the architecture is not known, so there is one row a parameter. Name groups of your own "
+                "with Problem(..., blocks={'name': 'pattern'}) and use by='block', or give a Family of rules.",
+                CurvlensWarning,
+                stacklevel=3,
+            )
+        return self if what == "block" else self._base._by(what)
+
+    def _by(self, what: By) -> Blocks:
         if what == "parameter":
             blocks: list[Block] = [self._parameter(part) for part in self.order]
         elif what == "head":
             blocks = [head for block in self._blocks.values() for head in (block.heads or (block,))]
-        elif what == "block":
-            return self
         else:
             blocks = self._merged(lambda block: (block.layer or block.name) if what == "layer" else block.role)
         return Blocks(blocks, self.order, family=self.family, tied=self.tied, unmapped=self.unmapped)
+
+    def maps(self) -> dict[str, dict[str, list[str]]]:
+        """By head, layer and role what `to_dict` says by block; nothing where the architecture is not known."""
+        return {} if self.family is None else {what: self._base._by(what).to_dict() for what in NAMED}
 
     def _parameter(self, part: Part) -> Block:
         """A parameter as a block, with the order of axes that its blocks know."""
@@ -118,6 +139,7 @@ class Blocks(Mapping[str, Block]):
             family=self.family,
             tied={alias: name for alias, name in self.tied.items() if name in names},
             unmapped=[name for name in self.unmapped if name in names],
+            base=None if self._base is self else self._base.within(parts),
         )
 
     def only(self, names: Iterable[str]) -> Blocks:
@@ -127,37 +149,35 @@ class Blocks(Mapping[str, Block]):
         return Blocks(chosen, order, family=self.family, tied=self.tied, unmapped=self.unmapped)
 
     def grouped(self, patterns: Mapping[str, str | Iterable[str]]) -> Blocks:
-        """The user's own blocks, each a name with block names, parameter names or patterns; the rest stays as it is."""
-        own: list[Block] = []
-        for name, wanted in patterns.items():
-            block = Block(name, tuple(self.find([wanted] if isinstance(wanted, str) else wanted)))
-            for other in own:
-                twice = [part.key for part in block.parts if _shared(part, other.parts)]
-                if twice:
-                    raise CurvlensError(
-                        f"The blocks {other.name!r} and {name!r} overlap: both have {listing(twice)}. Every parameter "
-                        "belongs to one block."
-                    )
-            own.append(block)
+        """The user's own blocks, each a name with block names, parameter names or patterns; the rest stays as it is.
+
+        They are the blocks of ``by="block"``. Layers, roles, heads and their names stay those of the model.
+        """
+        own = groups(patterns, self.find)
         taken = [part for block in own for part in block.parts]
-        rest = [left for block in self._blocks.values() for left in _without(block, taken)]
-        clash = [block.name for block in rest if block.name in patterns]
-        if clash:
-            raise CurvlensError(
-                f"{listing(clash)} would be the name of two blocks: your own, and what is left of the model's. Choose "
-                "another name."
-            )
-        return Blocks([*own, *rest], self.order, family=self.family, tied=self.tied, unmapped=self.unmapped)
+        rest = [left for block in self._blocks.values() for left in left_of(block, taken)]
+        for block in (*own, *(block for block in rest if block.name not in self._blocks)):
+            meant = self._base._exact(block.name)
+            if meant is not None and {part.key for part in meant} != {part.key for part in block.parts}:
+                raise CurvlensError(
+                    f"{block.name!r} would be the name of two blocks: your own, and one of the model's with other "
+                    "numbers. Choose another name."
+                )
+        return Blocks(
+            [*own, *rest], self.order, family=self.family, tied=self.tied, unmapped=self.unmapped, base=self._base
+        )
 
     # Names
 
     def _called(self, name: str) -> Block | None:
-        if name in self._blocks:
-            return self._blocks[name]
-        return next((block for block in self._blocks.values() if name in block.aliases), None)
+        for blocks in (self._blocks, self._base._blocks):
+            if name in blocks:
+                return blocks[name]
+        return next((block for block in self._base._blocks.values() if name in block.aliases), None)
 
     def _names(self) -> list[str]:
-        return [*self._blocks, *(alias for block in self._blocks.values() for alias in block.aliases)]
+        base = self._base._blocks
+        return list(dict.fromkeys([*self._blocks, *base, *(alias for b in base.values() for alias in b.aliases)]))
 
     def find(self, wanted: Iterable[str]) -> list[Part]:
         """The parts that names or patterns stand for, each once, in the order of a flat vector."""
@@ -170,34 +190,43 @@ class Blocks(Mapping[str, Block]):
             raise CurvlensError(f"No block was named. Known blocks: {listing(self)}.")
         return self._sorted(found)
 
-    def _one(self, name: str) -> list[Part]:
-        """What one name or pattern stands for: a block, a layer, a role, a head, a parameter."""
-        block = self._called(name)
-        if block is not None:
-            return list(block.parts)
-        parameter = self.tied.get(name, name)
-        whole = [part for part in self.order if parameter in (part.key, part.parameter)]
-        if whole:
-            return whole
-        for granularity in ("head", "layer", "role"):
-            block = self.by(granularity)._called(name)
-            if block is not None:
-                return list(block.parts)
-        hits = [part for block in self._blocks.values() if fnmatchcase(block.name, name) for part in block.parts]
+    def _one(self, name: str) -> Sequence[Part]:
+        """What one name or pattern stands for."""
+        exact = self._exact(name)
+        if exact is not None:
+            return exact
+        blocks = (*self._blocks.values(), *self._base._blocks.values())
+        hits = [part for block in blocks if fnmatchcase(block.name, name) for part in block.parts]
         hits += [part for part in self.order if fnmatchcase(part.parameter, name)]
-        hits = hits or [p for head in self.by("head").values() if fnmatchcase(head.name, name) for p in head.parts]
+        heads = self._base._by("head").values()
+        hits = hits or [part for head in heads if fnmatchcase(head.name, name) for part in head.parts]
         if not hits:
             raise CurvlensError(self._unknown(name))
         return hits
 
+    def _exact(self, name: str) -> Sequence[Part] | None:
+        """A block, a parameter, a head, a layer or a role; None if nothing is called so."""
+        block = self._called(name)
+        if block is not None:
+            return block.parts
+        parameter = self.tied.get(name, name)
+        whole = [part for part in self.order if parameter in (part.key, part.parameter)]
+        if whole:
+            return whole
+        found = (self._base._by(granularity)._called(name) for granularity in NAMED)
+        return next((block.parts for block in found if block is not None), None)
+
     def _unknown(self, name: str) -> str:
         """What to say of a name that stands for nothing."""
         parameters = [part.key for part in self.order]
-        known = list(dict.fromkeys([*self._names(), *self.by("head"), *parameters]))
-        if any(other.startswith(f"{name}.") for other in known):
-            return (
-                f"No block or parameter is called {name!r}, but some names begin so. For all of them: {name + '.*'!r}."
-            )
+        known = list(dict.fromkeys([*self._names(), *self._base._by("head"), *parameters]))
+        patterns = [f"{name}.*", f"*.{name}.*", f"*.{name}"]
+        for names, pattern in product((self._names(), known), patterns):
+            if any(fnmatchcase(other, pattern) for other in names):
+                return (
+                    f"No block or parameter is called {name!r}, but it is a part of some names. For all of them: "
+                    f"{pattern!r}."
+                )
         return (
             f"No block or parameter is called {name!r} here (one that is frozen or was not chosen has no rows). "
             f"{nearest(name, known)} Blocks: {listing(self)}; print(problem.blocks) shows all."
@@ -229,13 +258,7 @@ class Blocks(Mapping[str, Block]):
 
     def table(self) -> str:
         """The map as text: every block with its numbers, heads and parameters."""
-        rows = [("block", "numbers", "heads", "is")]
-        for block in self._blocks.values():
-            name = " = ".join((block.name, *block.aliases))
-            rows.append((name, str(block.size), str(block.n_heads or ""), _shortened([p.key for p in block.parts])))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
-        return "\n".join([repr(self), *lines])
+        return "\n".join([repr(self), *lines(self._blocks.values())])
 
     def __repr__(self) -> str:
         unmapped = f", {len(self.unmapped)} without a name in it" if self.unmapped and self.family else ""
@@ -247,26 +270,3 @@ class Blocks(Mapping[str, Block]):
     def to_dict(self) -> dict[str, list[str]]:
         """By name, how to cut each block out of the parameters."""
         return {name: [part.key for part in block.parts] for name, block in self._blocks.items()}
-
-
-def _shortened(keys: list[str], most: int = 4) -> str:
-    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
-
-
-def _shared(part: Part, others: Iterable[Part]) -> int:
-    """How many numbers of a part lie in others, which are disjoint."""
-    return sum(overlap(part, other) for other in others if other.parameter == part.parameter)
-
-
-def _without(block: Block, taken: Sequence[Part]) -> list[Block]:
-    """What of a block is not taken; head by head, if a part is taken in part."""
-    shared = {part.key: _shared(part, taken) for part in block.parts}
-    if not any(shared.values()):
-        return [block]
-    left = tuple(part for part in block.parts if not shared[part.key])
-    if all(shared[part.key] in (0, part.size) for part in block.parts):
-        heads = tuple(rest for head in block.heads for rest in _without(head, taken))
-        return [replace(block, parts=left, heads=heads)] if left else []
-    if not block.heads:
-        raise CurvlensError(f"Block {block.name!r} is taken in part, and it has no heads to be divided by.")
-    return [rest for head in block.heads for rest in _without(head, taken)]

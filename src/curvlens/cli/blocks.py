@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+
 from rich.console import Console
 from rich.table import Table
 
 from curvlens.blocks import Block, Blocks, By, map_blocks
 from curvlens.cli.models import skeleton
+from curvlens.errors import CurvlensWarning
 
 
 def show_blocks(target: str, by: By) -> None:
     """Print the blocks of the model that is named."""
-    blocks = map_blocks(skeleton(target)).by(by)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CurvlensWarning)  # an unknown architecture is told below the table
+        blocks = map_blocks(skeleton(target)).by(by)
     console = Console()
     console.print(table(blocks))
     console.print(_summary(blocks), highlight=False)

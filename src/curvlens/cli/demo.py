@@ -51,7 +51,9 @@ def run_demo(*, steps: int, sequences: int, samples: int, seed: int) -> None:
     console.print(
         f"Norms and traces with standard errors, from {samples} products with each block of H and F and "
         f"{8 * samples} backward passes for all of G; eigenvalues with residuals.\n"
-        "H is the Hessian, G its Gauss-Newton part, F its functional part; H = G + F."
+        "All blocks of G come from the same samples, so the errors in its columns are correlated.\n"
+        "H is the Hessian, G its Gauss-Newton part, F its functional part; H = G + F, which rows of the traces show "
+        "within their errors only."
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from curvlens.cli.models import from_code, with_weights
+from curvlens.cli.models import from_code, is_code, with_weights
 from curvlens.doctor import Report, doctor
 from curvlens.errors import CurvlensError
 from curvlens.losses import CausalLM
@@ -19,7 +19,7 @@ COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 def show_findings(target: str, text: Path | None, *, tokens: int, sequences: int) -> bool:
     """Print what the doctor finds; whether there is no error."""
-    if ":" in target and not Path(target).exists():
+    if is_code(target):
         report = _examined(from_code(target), target)
     elif text is None:
         raise CurvlensError("A Hugging Face model needs a text to be looked at on: --text file.txt.")
@@ -59,9 +59,6 @@ def _show(report: Report) -> None:
     headline, *_ = str(report).splitlines()
     console.print(headline, highlight=False)
     for finding in report:
-        size = "" if finding.size is None else f" (size {finding.size:.2g})"
-        console.print(
-            f"[{COLOURS[finding.severity]}]{finding.severity:<8}[/]{escape(finding.name)}{size}", highlight=False
-        )
+        console.print(f"[{COLOURS[finding.severity]}]{finding.severity:<8}[/]{escape(finding.headed)}", highlight=False)
         for line in (finding.what, finding.effect, f"fix: {finding.fix}"):
             console.print(f"        {escape(line)}", highlight=False)

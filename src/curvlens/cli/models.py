@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,22 @@ import torch
 from torch import nn
 
 from curvlens.errors import CurvlensError, nearest
+from curvlens.problem import Problem
 
 
 def skeleton(target: str) -> nn.Module:
     """The model without its weights: names and shapes are all that a map of blocks needs."""
-    if ":" in target and not Path(target).exists():
+    if is_code(target):
         made = from_code(target)
+        if isinstance(made, Problem):
+            return made.model
+        if isinstance(made, tuple) and made and isinstance(made[0], nn.Module):
+            return made[0]  # (model, data, loss), as the doctor takes it
         if not isinstance(made, nn.Module):
-            raise CurvlensError(f"{target} gave a {type(made).__name__}, expected a torch.nn.Module.")
+            raise CurvlensError(
+                f"{target} gave a {type(made).__name__}, expected a torch.nn.Module, a curvlens.Problem or a tuple "
+                "(model, data, loss)."
+            )
         return made
     config = _config(target)
     with torch.device("meta"):
@@ -30,16 +39,36 @@ def skeleton(target: str) -> nn.Module:
 def with_weights(target: str) -> tuple[nn.Module, Any]:
     """A language model of Hugging Face with its weights, and its tokenizer; no code of the model's is run."""
     transformers = _transformers()
+    other = "For other models write a function that returns (model, data, loss), and give file.py:function."
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(target, trust_remote_code=False)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(target, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise CurvlensError(
-            f"{target!r} could not be loaded as a language model with its tokenizer: {first} For other models write a "
-            "function that returns (model, data, loss), and give file.py:function."
-        ) from error
+        raise CurvlensError(f"{target!r} could not be loaded as a language model: {_first(error)} {other}") from error
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+        words = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    except Exception as error:  # a folder without its files is a TypeError or a KeyError in some classes
+        raise CurvlensError(f"{target!r} has no tokenizer that can be loaded: {_first(error)} {_TOKENIZER}") from error
+    if not words:  # transformers makes up an empty one of the model's type
+        raise CurvlensError(f"{target!r} has no tokenizer, or one that knows no word. {_TOKENIZER}")
     return model.eval(), tokenizer
+
+
+_TOKENIZER = "Save it beside the model, tokenizer.save_pretrained(folder), or give file.py:function with the tokens."
+
+
+def _first(error: Exception) -> str:
+    """The first line of a message; its kind, if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_code(target: str) -> bool:
+    """Whether ``file.py:name`` or ``package.module:name`` is meant; ``file.py`` alone lacks the name."""
+    if target.endswith(".py"):
+        raise CurvlensError(
+            f"{target!r} is a file; which of its names is meant? Give {target}:name, as in {target}:make_model."
+        )
+    return ":" in target and not Path(target).exists()
 
 
 def from_code(target: str) -> Any:
@@ -61,7 +90,25 @@ def from_code(target: str) -> Any:
         known = [key for key in vars(module) if not key.startswith("_")]
         raise CurvlensError(f"{place} has no {name!r}. {nearest(name, known)}")
     made = getattr(module, name)
-    return made if isinstance(made, nn.Module) or not callable(made) else made()
+    if isinstance(made, nn.Module) or not callable(made):
+        return made
+    needed = _needed(made)
+    if needed:
+        raise CurvlensError(
+            f"{target} needs arguments ({', '.join(needed)}), and there is nothing to give it. Give the name of a "
+            "function without arguments, as in def make(): return model, data, loss."
+        )
+    return made()
+
+
+def _needed(function: Any) -> list[str]:
+    """The parameters without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []  # not to be known: it is simply called
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in free]
 
 
 def _transformers() -> Any:
@@ -79,7 +126,7 @@ def _config(target: str) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(target, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
+        first = _first(error)
         raise CurvlensError(
             f"{target!r} is no folder with a config.json, no model type of transformers and no file.py:function. "
             f"{nearest(target, transformers.CONFIG_MAPPING)} The hub said: {first}"

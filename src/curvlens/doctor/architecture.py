@@ -38,12 +38,14 @@ def check_architecture(patient: Patient) -> Iterator[Finding]:
             "Problem(..., blocks={'h.0.rest': 'layers.0.*'})  # or H[parameter]",
         )
     if blocks.family is None and len(blocks) == len(blocks.order):
+        first = blocks.order[0].parameter
+        pattern = f"{first.rpartition('.')[0]}.*" if "." in first else first
         yield Finding(
             "unknown-architecture",
             "note",
             f"{type(patient.model).__name__} is no architecture that curvlens knows.",
             "There is one block a parameter: no layers, roles and heads by name. Numbers are not affected.",
-            "Problem(..., blocks={'early': 'layers.[01].*'})  # names and patterns of your own",
+            f"Problem(..., blocks={{'first': {pattern!r}}})  # names and patterns of your own, for by='block'",
         )
 
 

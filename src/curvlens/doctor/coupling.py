@@ -8,8 +8,9 @@ import torch
 
 from curvlens import batches
 from curvlens.doctor.finding import Finding
-from curvlens.doctor.padding import TOLERANCE, text_of, without_padded_labels
+from curvlens.doctor.padding import tolerance_of, without_padded_labels
 from curvlens.doctor.patient import Patient, change
+from curvlens.doctor.text import text_of
 from curvlens.losses.cross_entropy import CrossEntropy
 
 
@@ -27,7 +28,7 @@ def check_mask(patient: Patient) -> Iterator[Finding]:
     drawn = others[torch.arange(int(places.sum()), device=others.device) % len(others)]
     changed = {**clean, "input_ids": text.tokens.masked_scatter(places, drawn)}
     leak = change(patient.loss_of(clean), patient.loss_of(changed))
-    if leak > TOLERANCE.get(next(patient.model.parameters()).dtype, 0.05):
+    if leak > tolerance_of(patient):
         yield Finding(
             "ignored-mask",
             "error",
@@ -48,7 +49,7 @@ def check_coupling(patient: Patient) -> Iterator[Finding]:
     halves = [batches.rows(batch, 0, size // 2), batches.rows(batch, size // 2, size)]
     whole, parts = patient.sum_and_count(batch)[0], sum(patient.sum_and_count(half)[0] for half in halves)
     size_of = change(whole, parts)
-    if size_of > TOLERANCE.get(next(patient.model.parameters()).dtype, 0.05):
+    if size_of > tolerance_of(patient):
         yield Finding(
             "coupled-samples",
             "error",

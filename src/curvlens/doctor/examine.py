@@ -24,7 +24,9 @@ from curvlens.doctor.numerics import check_outputs, check_values
 from curvlens.doctor.padding import check_padding
 from curvlens.doctor.parameters import check_frozen, check_offloaded, check_quantised, check_ties, check_unused
 from curvlens.doctor.patient import Patient
+from curvlens.doctor.positions import check_positions, check_shift
 from curvlens.doctor.precision import check_autocast, check_half, check_islands
+from curvlens.doctor.refusal import refused
 from curvlens.doctor.report import Report
 from curvlens.doctor.softmax import check_softmax
 from curvlens.doctor.untouched import untouched
@@ -53,6 +55,8 @@ RUNNING: tuple[Check, ...] = (
     check_padding,
     check_mask,
     check_coupling,
+    check_positions,
+    check_shift,
     check_softmax,
     check_norms,
 )
@@ -164,7 +168,7 @@ def _examine(
         if patient.problem is not None:
             make(DERIVING, unless={*EXPLAINING, "gradient-checkpointing"})
     if refusal is not None and not names() & EXPLAINING:
-        found.append(_refused(refusal))
+        found.append(refused(refusal, patient))
     yield from found
 
 
@@ -184,14 +188,3 @@ def _guarded(check: Check, patient: Patient) -> list[Finding]:
             )
         )
     return found
-
-
-def _refused(error: Exception) -> Finding:
-    text = str(error) if isinstance(error, CurvlensError) else f"{type(error).__name__}: {error}"
-    return Finding(
-        "refused",
-        "error",
-        f"Problem cannot be built: {text}",
-        "Nothing can be computed.",
-        "Problem(model, data, loss)  # with what the text above asks for",
-    )

@@ -28,11 +28,24 @@ class Finding:
     fix: str
     """The line that undoes it."""
     size: float | None = None
-    """How large it is, where that is cheap to measure; `what` or `effect` says in which unit."""
+    """How large it is, where that is cheap to measure; `effect` says what it is the size of."""
+    unit: str = ""
+    """What the number counts, where more of it is better: "digits left". Otherwise 0 is no damage."""
+
+    @property
+    def measured(self) -> str:
+        """The size as a text, "size 0.012" or "0 digits left"; empty if nothing was measured."""
+        if self.size is None:
+            return ""
+        return f"{self.size:.2g} {self.unit}" if self.unit else f"size {self.size:.2g}"
+
+    @property
+    def headed(self) -> str:
+        """The name with the size."""
+        return f"{self.name} ({self.measured})" if self.measured else self.name
 
     def __str__(self) -> str:
-        size = "" if self.size is None else f" (size {self.size:.2g})"
-        return f"{self.name}{size}: {self.what} {self.effect} Fix: {self.fix}"
+        return f"{self.headed}: {self.what} {self.effect} Fix: {self.fix}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain texts and numbers; a size that is not finite as None, since JSON has no other."""

@@ -56,7 +56,8 @@ def check_modes(patient: Patient) -> Iterator[Finding]:
             "error",
             "Two passes over the same batch give two losses, and no module in training mode says that it drops.",
             "No two products belong to the same matrix. The size is the relative difference of the loss in two passes.",
-            "F.dropout(x, p, training=self.training)  # in the layer that draws random numbers; then model.eval()",
+            "if self.training: ...  # around the layer that draws (F.dropout(x, p, self.training), torch.randn); then "
+            "model.eval()",
             spread,
         )
 

@@ -40,10 +40,11 @@ def check_norms(patient: Patient) -> Iterator[Finding]:
             "tiny-variance",
             "warning",
             f"The input of {listing(small)} varies less than the norm's eps allows for.",
-            "eps and not the data decides the curvature there: another eps, another result. The size is the median "
-            "variance in units of eps.",
+            "eps and not the data decides the curvature there: another eps, another result. The number is the "
+            "median variance.",
             "norm.eps = 1e-12  # or larger embeddings and weights in front of the norm",
             min(ratios[name] for name in small),
+            "eps",
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,30 +13,13 @@ from curvlens import batches
 from curvlens.batches import Batch
 from curvlens.doctor.finding import Finding
 from curvlens.doctor.patient import FEW, Patient, change
+from curvlens.doctor.text import Text, ends, ids_of, text_of, with_labels
 from curvlens.errors import listing
 from curvlens.losses import CausalLM
 from curvlens.losses.cross_entropy import CrossEntropy
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 """Relative change of the loss below which padding does not take part; 0.05 in half precision."""
-
-
-@dataclass(frozen=True)
-class Text:
-    """The tokens of a batch, and where they are padding."""
-
-    tokens: Tensor
-    mask: Tensor | None
-    labels: Tensor | None
-    padding: Tensor
-    """Where a mask says so, or else where the tokens look like it."""
-    known: bool
-    """Whether the padding is that of the mask or of the configuration, and not a guess."""
-
-    @property
-    def declared(self) -> bool:
-        """Whether a mask says where the padding is."""
-        return self.mask is not None and bool((self.mask == 0).any())
 
 
 def check_padding(patient: Patient) -> Iterator[Finding]:
@@ -45,44 +27,78 @@ def check_padding(patient: Patient) -> Iterator[Finding]:
     text = text_of(patient)
     if text is None:
         return
-    tolerance = TOLERANCE.get(next(patient.model.parameters()).dtype, 0.05)
+    tolerance = tolerance_of(patient)
     here, clean = patient.loss_of(patient.batch), patient.batch
+    counted, leak = 0.0, None
     if isinstance(patient.loss, CrossEntropy):
         clean = without_padded_labels(patient, text, patient.loss.ignore_index)
         if clean is not None:
             counted = change(here, patient.loss_of(clean))
-            if counted > tolerance:
-                yield _counted(text, counted)
-    if clean is None or text.declared or not bool(text.padding.any()):
+    if clean is not None and not text.declared and bool(text.padding.any()):
+        leak = _leak(patient, clean, text.padding)
+    if text.source == "eos":
+        size = max(counted, leak or 0.0)
+        if size > tolerance:
+            yield _runs(text, size)
         return
-    leak = _leak(patient, clean, text.padding)
+    if counted > tolerance:
+        yield _counted(text, counted)
     if leak is not None and leak > tolerance:
-        yield _unmasked(text, leak)
+        yield _unmasked(patient, text, leak)
+
+
+def tolerance_of(patient: Patient) -> float:
+    """The relative change of the loss that is none, in the dtype of the model."""
+    return _TOLERANCE.get(next(patient.model.parameters()).dtype, 0.05)
 
 
 def _counted(text: Text, size: float) -> Finding:
     rows = _rows(text.padding) if bool(text.padding.any()) else "some samples"
+    fix = "labels[attention_mask == 0] = -100  # for labels by themselves: labels[labels == pad_token_id] = -100"
+    if text.labels is None:
+        fix = text.mask_fix
+    elif text.mask is None and text.labels.shape == text.tokens.shape and bool(text.padding.any()):
+        token = int(text.tokens[text.padding][0])
+        fix = f"labels[input_ids == {token}] = -100  # at the ends of samples; and give an attention_mask"
     return Finding(
         "counted-padding",
         "error",
         f"Padding counts as labels: {rows} of the first batch.",
         "The loss averages over tokens nobody wrote, and so does its curvature. The size is the relative change of "
         "the loss.",
-        "labels[attention_mask == 0] = -100  # for labels by themselves: labels[labels == pad_token_id] = -100",
+        fix,
         size,
     )
 
 
-def _unmasked(text: Text, size: float) -> Finding:
+def _unmasked(patient: Patient, text: Text, size: float) -> Finding:
     token = int(text.tokens[text.padding][0])
-    guess = "" if text.known else " (a guess: it fills the ends of samples, without labels, and is nowhere else)"
+    guess = {
+        "guess": " (a guess: it fills the ends of samples, without labels, and is nowhere else)",
+        "table": " (the padding_idx of its embedding)",
+    }.get(text.source, "")
+    own = f"mask = tokens == {token}  # given to attention: TransformerEncoder(src_key_padding_mask=mask) in torch.nn"
     return Finding(
         "unmasked-padding",
         "error" if text.known else "warning",
         f"Token {token} pads {_rows(text.padding)} of the first batch{guess}, and no mask says so.",
         "Tokens that count look at the padding: loss and curvature depend on how long it is. The size is the relative "
         "change of the loss of these samples when it is cut off.",
-        "batch['attention_mask'] = (batch['input_ids'] != pad_token_id).long()",
+        text.mask_fix if isinstance(patient.batch, Mapping) else own,
+        size,
+    )
+
+
+def _runs(text: Text, size: float) -> Finding:
+    token = int(text.tokens[text.padding][0])
+    return Finding(
+        "eos-padding",
+        "note",
+        f"Runs of token {token}, which ends a text, fill the ends of samples: {_rows(text.padding)} of the first batch "
+        "beside the one that ends each text. There is no attention_mask, and no pad_token_id in the configuration.",
+        "If they are padding, loss and curvature average over tokens nobody wrote; if the text is so, nothing is "
+        "wrong. The size is the relative change of the loss without them.",
+        f"{text.mask_fix}  # if they are padding",
         size,
     )
 
@@ -90,60 +106,6 @@ def _unmasked(text: Text, size: float) -> Finding:
 def _rows(padding: Tensor) -> str:
     rows = padding.any(1).nonzero().flatten().tolist()
     return f"{int(padding.sum())} tokens in samples {listing(map(str, rows))}".replace("'", "")
-
-
-def text_of(patient: Patient) -> Text | None:
-    """The tokens of the first batch, if it is a text."""
-    inputs, labels = batches.split_target(patient.batch)
-    mapping = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
-    tokens, mask = mapping.get("input_ids"), mapping.get("attention_mask")
-    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
-        return None
-    mask = mask if isinstance(mask, Tensor) and mask.shape == tokens.shape else None
-    config = getattr(patient.model, "config", None)
-    pad = getattr(config, "pad_token_id", None)
-    text = Text(tokens, mask, labels, torch.zeros_like(tokens, dtype=torch.bool), known=True)
-    if text.declared:
-        assert mask is not None
-        return replace(text, padding=mask == 0)
-    if "attention_mask" in mapping and mask is None:
-        return text  # a mask of a kind of its own
-    if isinstance(pad, int):
-        speaks = pad in (_ids(config, "eos_token_id") | _ids(config, "bos_token_id"))
-        return replace(text, padding=_ends(tokens == pad, keep=int(speaks)))
-    guess = _guess(tokens, labels, getattr(patient.loss, "ignore_index", -100))
-    return replace(text, padding=guess, known=False)
-
-
-def _ids(config: Any, name: str) -> set[int]:
-    value = getattr(config, name, None)
-    return set(value) if isinstance(value, (list, tuple)) else {value} if isinstance(value, int) else set()
-
-
-def _ends(same: Tensor, *, keep: int) -> Tensor:
-    """Runs at the end of a row, or at its beginning; without the ``keep`` entries next to the text."""
-    ends = torch.zeros_like(same)
-    for flip in (False, True):
-        run = (same.flip(1) if not flip else same).long().cumprod(1).bool()  # from the outside inwards
-        if keep:
-            inner = torch.cat([run[:, keep:], torch.zeros_like(run[:, :keep])], dim=1)
-            run = run & inner
-        ends |= run.flip(1) if not flip else run
-    return ends
-
-
-def _guess(tokens: Tensor, labels: Tensor | None, ignored: int) -> Tensor:
-    """A token that fills the ends of rows, at least two of it, without labels there, and is nowhere else."""
-    nothing = torch.zeros_like(tokens, dtype=torch.bool)
-    if not isinstance(labels, Tensor) or labels.shape != tokens.shape or not tokens.numel():
-        return nothing
-    for token in sorted({*tokens[:, 0].tolist(), *tokens[:, -1].tolist()}):
-        same = tokens == token
-        run = _ends(same, keep=0)
-        long = bool((run.sum(1) >= 2).any())
-        if long and bool((same == run).all()) and bool((labels[run] == ignored).all()) and not bool(run.all()):
-            return run
-    return nothing
 
 
 def without_padded_labels(patient: Patient, text: Text, ignored: int) -> Batch | None:
@@ -157,11 +119,11 @@ def without_padded_labels(patient: Patient, text: Text, ignored: int) -> Batch |
     if text.labels.is_floating_point():
         return patient.batch
     if text.labels.shape == text.tokens.shape and not getattr(config, "is_encoder_decoder", False):
-        return _with_labels(patient.batch, text.labels.masked_fill(text.padding, ignored))
+        return with_labels(patient.batch, text.labels.masked_fill(text.padding, ignored))
     pad = getattr(config, "pad_token_id", None)
     if text.labels.ndim == 2 and isinstance(pad, int):
-        keep = int(pad in _ids(config, "eos_token_id"))
-        return _with_labels(patient.batch, text.labels.masked_fill(_ends(text.labels == pad, keep=keep), ignored))
+        keep = int(pad in ids_of(config, "eos_token_id"))
+        return with_labels(patient.batch, text.labels.masked_fill(ends(text.labels == pad, keep=keep), ignored))
     return patient.batch
 
 
@@ -171,13 +133,6 @@ def _is_mapping(patient: Patient) -> bool:
 
 def _as_mapping(batch: Batch) -> dict[str, Any]:
     return {str(key): value for key, value in batch.items()}
-
-
-def _with_labels(batch: Batch, labels: Tensor) -> Batch:
-    if isinstance(batch, Mapping):
-        key = next(key for key in batches.TARGET_KEYS if batch.get(key) is not None)
-        return {**batch, key: labels}
-    return (*batch[:-1], labels)
 
 
 def _leak(patient: Patient, batch: Batch, padding: Tensor) -> float | None:

@@ -47,7 +47,8 @@ def check_unused(patient: Patient) -> Iterator[Finding]:
     yield Finding(
         "unused-parameters",
         "error" if everything else "warning",
-        f"The loss of the first {read} batches does not depend on {listing(names)}.",
+        f"The loss of {'the first batch' if read == 1 else f'the first {read} batches'} does not depend on "
+        f"{listing(names)}.",
         "Their rows and columns are zero: they add nothing but zeros to every spectrum. The size is their share of "
         "the parameters.",
         "Problem(..., params=[...])  # those that are used; or bring them into the forward pass",
@@ -61,13 +62,20 @@ def check_frozen(patient: Patient) -> Iterator[Finding]:
     frozen = [name for name, p in parameters.items() if not p.requires_grad]
     if frozen and len(frozen) < len(parameters):
         total = sum(p.numel() for p in parameters.values())
+        adapted = any(".lora_" in name for name in parameters if name not in frozen)
+        fix = "model.requires_grad_(True)  # if they were meant to take part"
+        if adapted:
+            fix = (
+                "model.merge_and_unload().requires_grad_(True)  # for the weights; nothing, if the curvature of the "
+                "adapters is what you want"
+            )
         yield Finding(
             "frozen-parameters",
             "note",
             f"{len(frozen)} of {len(parameters)} parameters are frozen: {listing(frozen)}.",
             "They have no rows and no columns: the curvature is that of the others. The size is their share of all "
             "numbers.",
-            "model.requires_grad_(True)  # if they were meant to take part",
+            fix,
             sum(parameters[name].numel() for name in frozen) / max(total, 1),
         )
 
@@ -100,20 +108,28 @@ def _configured(model: nn.Module) -> Iterator[tuple[str, str, str]]:
     except (NotImplementedError, AttributeError):
         return
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
-    if first is not None and second is not None and first is not second and first.shape == second.shape:
+    if first is None or second is None or not (first.requires_grad and second.requires_grad):
+        return
+    if first is not second and first.shape == second.shape:
         pair = names.get(id(first), "the embedding"), names.get(id(second), "the unembedding")
         yield (*pair, "config.tie_word_embeddings is True")
 
 
 def _equal(model: nn.Module) -> Iterator[tuple[str, str, str]]:
-    """Embeddings and linear layers of the same shape and the same numbers."""
-    tables = [(f"{name}.weight", m.weight) for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
-    linear = [(f"{name}.weight", m.weight) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    """Embeddings and linear layers of the same shape and the same numbers; one that is frozen has no rows."""
+    tables, linear = (
+        [(f"{name}.weight", m.weight) for name, m in model.named_modules() if isinstance(m, kind) and _trains(m.weight)]
+        for kind in (nn.Embedding, nn.Linear)
+    )
     for a, x in tables:
         for b, y in linear:
             same = x is not y and x.shape == y.shape and x.dtype == y.dtype and x.device == y.device
             if same and x.device.type != "meta" and bool(x.any()) and torch.equal(x, y):
                 yield a, b, "they hold the same numbers"
+
+
+def _trains(weight: Any) -> bool:
+    return isinstance(weight, torch.Tensor) and weight.requires_grad
 
 
 def check_quantised(patient: Patient) -> Iterator[Finding]:

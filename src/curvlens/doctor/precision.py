@@ -16,6 +16,7 @@ from curvlens.doctor.finding import Finding
 from curvlens.doctor.location import Location, hooked
 from curvlens.doctor.patient import Patient, change
 from curvlens.errors import listing
+from curvlens.precision import is_float64
 
 _HALF = (torch.float16, torch.bfloat16)
 _ROUNDING = 2.0**-24
@@ -67,11 +68,13 @@ def check_autocast(patient: Patient) -> Iterator[Finding]:
     if not torch.is_autocast_enabled(device):
         return
     size = None
-    patient.coarse = True
     if patient.runs:
         inside = patient.loss_of(patient.few)
         with torch.autocast(device, enabled=False):
             size = change(inside, patient.loss_of(patient.few))
+    if size == 0.0 and is_float64(patient.model):
+        return  # autocast leaves float64 alone
+    patient.coarse = True
     yield Finding(
         "autocast-active",
         "warning",

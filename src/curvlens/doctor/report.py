@@ -79,8 +79,7 @@ class Report(Sequence[Finding]):
     def __str__(self) -> str:
         lines = [self._headline()]
         for f in self._findings:
-            size = "" if f.size is None else f" (size {f.size:.2g})"
-            lines += [f"{f.severity:<8}{f.name}{size}", f"        {f.what}", f"        {f.effect}"]
+            lines += [f"{f.severity:<8}{f.headed}", f"        {f.what}", f"        {f.effect}"]
             lines.append(f"        fix: {f.fix}")
         return "\n".join(lines)
 
@@ -88,7 +87,7 @@ class Report(Sequence[Finding]):
         head = "".join(f"<th>{title}</th>" for title in ("", "finding", "size", "what", "effect", "fix"))
         rows = []
         for f in self._findings:
-            size = "" if f.size is None else f"{f.size:.2g}"
+            size = f.measured.removeprefix("size ")
             cells = "".join(f"<td>{escape(text)}</td>" for text in (f.severity, f.name, size, f.what, f.effect))
             rows.append(f"<tr>{cells}<td><code>{escape(f.fix)}</code></td></tr>")
         table = f"<table><tr>{head}</tr>{''.join(rows)}</table>" if rows else ""

@@ -20,6 +20,7 @@ from curvlens.doctor.finding import Finding
 from curvlens.doctor.location import Location, hooked
 from curvlens.doctor.patient import Patient
 from curvlens.errors import listing
+from curvlens.precision import is_float64
 
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
 _MASKED = {torch.float16: -6e4}
@@ -40,14 +41,16 @@ def check_softmax(patient: Patient) -> Iterator[Finding]:
         patient.loss_of(patient.few, twice=True)
     worst = {name: digits for name, (digits, whole) in watch.digits.items() if digits < LEFT * whole}
     if worst:
+        smaller = "smaller query and key weights: a temperature, normed queries and keys, less training at this rate"
         yield Finding(
             "saturated-softmax",
             "warning",
             f"Softmax is saturated in {listing(worst)}: nearly all weight is on one key.",
             "1 − max(A) has lost most of its digits, and with it every derivative through attention (the q and k "
-            "blocks). The size is the number of digits left.",
-            "model.double()  # or smaller query and key weights",
+            "blocks). Of the digits of its dtype so many are left.",
+            smaller if is_float64(patient.model) else "model.double()  # or smaller query and key weights",
             min(worst.values()),
+            "digits left",
         )
 
 

@@ -190,6 +190,7 @@ class _Search:
             ends=plan.ends,
             shapes={name: list(shape) for name, shape in products.operator.columns.shapes.items()},
             blocks=products.operator.columns.blocks.to_dict(),
+            maps=products.operator.columns.blocks.maps(),
             provenance=products.provenance(seed=self.seed, basis=plan.capacity, check_copies=self.check_copies),
         )
 

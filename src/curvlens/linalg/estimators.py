@@ -56,15 +56,21 @@ def frobenius(
     square = _dispatch("square", operator, samples, by, options)
     if isinstance(square, Estimate):
         return _root(square)
-    return ByBlock({name: _root(block) for name, block in square.items()}, "Frobenius norm")
+    return ByBlock({name: _root(block) for name, block in square.items()}, "Frobenius norm", square.by)
 
 
 def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Options]) -> Estimate:
-    """diag A, entry by entry; ``rtol`` is that of the vector as a whole. Options as for `trace`.
+    """diag A, entry by entry; ``rtol`` is that of the vector as a whole. Options as for `trace`, without ``by``.
 
     >>> diagonal(torch.diag(torch.tensor([3.0, 4.0], dtype=torch.float64))).value
     tensor([3., 4.], dtype=torch.float64)
     """
+    if "by" in options:
+        by = {**options}["by"]
+        raise CurvlensError(
+            f"diagonal has no by={by!r}: it is a vector over all parameters, an entry each. Cut it: "
+            f"problem.blocks.by({by!r}).split(diagonal(operator).value)."
+        )
     _check_names("diagonal", options)
     return estimate("diagonal", operator, samples, **options)
 
@@ -91,8 +97,8 @@ def _dispatch(
         if not estimates:
             raise
         done = f"{len(estimates)} of {len(blocks)}"
-        warn(f"The {quantity} by block was interrupted: {done} blocks are there.")
-    return ByBlock(estimates, quantity)
+        warn(f"The {quantity} by {by} was interrupted: {done} are there.")
+    return ByBlock(estimates, quantity, by)
 
 
 def _check_names(function: str, options: Options) -> None:

@@ -88,16 +88,16 @@ def all_blocks(
             if plan.rtol is not None:
                 note = f"rtol={plan.rtol:g} not reached after {plan.samples} samples"
                 warn(
-                    f"The {NAMES[quantity]} by block: {note} for {listing(found.open)}. The standard errors say what "
+                    f"The {NAMES[quantity]} by {by}: {note} for {listing(found.open)}. The standard errors say what "
                     "was reached."
                 )
     except KeyboardInterrupt:
         if not found.sampled:
             raise
         note = f"interrupted after {found.sampled} samples"
-        warn(f"The {NAMES[quantity]} by block was {note}; the errors are those of what was done.")
+        warn(f"The {NAMES[quantity]} by {by} was {note}; the errors are those of what was done.")
     provenance = products.provenance(quantity=quantity, seed=seed, sampled=found.sampled, by=by, roots=True)
-    return ByBlock(found.estimates(note, provenance), NAMES[quantity])
+    return ByBlock(found.estimates(note, provenance), NAMES[quantity], by)
 
 
 class _Found:

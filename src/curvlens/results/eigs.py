@@ -41,6 +41,8 @@ class Eigs(Result):
     """The parameters that the vectors run over, or how to cut them out."""
     blocks: dict[str, list[str]] = field(default_factory=dict)
     """The named blocks, and what each is made of."""
+    maps: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """The same by head, layer and role, where the architecture is known."""
     provenance: Provenance = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -52,21 +54,19 @@ class Eigs(Result):
     def mass(self, by: By = "block") -> dict[str, Tensor]:
         """The share of each block in each eigenvector, ‖x_b‖²: shares of a vector sum to 1.
 
-        By block, layer, role or parameter; by head with ``problem.blocks.by("head").split(eigs.vectors)``.
+        By block, layer, role, head or parameter.
         """
-        if by == "head":
-            raise CurvlensError(
-                "A result does not keep the map by head. Use problem.blocks.by('head').split(eigs.vectors), and "
-                ".square().sum(0) of each."
-            )
         order = [parse(key, tuple(shape)) for key, shape in self.shapes.items()]
-        named = self.blocks or {part.key: [part.key] for part in order}
-        blocks = [
-            Block(name, tuple(parse(key, tuple(self.shapes.get(key, ()))) for key in keys))
-            for name, keys in named.items()
-        ]
-        parts = Blocks(blocks, order).by(by).split(self.vectors.double())
+        named = self.maps.get(by, self.blocks if by == "block" else None)
+        if named:
+            blocks = Blocks([self._block(name, keys) for name, keys in named.items()], order)
+        else:
+            blocks = Blocks.of_parameters(order).by(by)
+        parts = blocks.split(self.vectors.double())
         return {name: x.square().sum(0).cpu() for name, x in parts.items()}
+
+    def _block(self, name: str, keys: list[str]) -> Block:
+        return Block(name, tuple(parse(key, tuple(self.shapes.get(key, ()))) for key in keys))
 
     def gaps(self) -> Tensor:
         """Differences of neighbours, λ_{i+1} − λ_i; with both ends, the one in the middle is no gap of the spectrum."""

@@ -11,7 +11,8 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from curvlens.errors import CurvlensError
+from curvlens.blocks import Block, By
+from curvlens.errors import CurvlensError, listing
 from curvlens.results.base import Provenance, Result, require_tensors
 
 
@@ -110,14 +111,32 @@ def check_level(level: float) -> None:
 class ByBlock(Result, Mapping[str, Estimate]):
     """One estimate for each block, by name: a mapping that prints as a table."""
 
-    def __init__(self, blocks: Mapping[str, Estimate], what: str = "estimate") -> None:
+    def __init__(self, blocks: Mapping[str, Estimate], what: str = "estimate", by: By = "block") -> None:
         if not all(isinstance(block, Estimate) for block in blocks.values()):
             raise TypeError("every block has to be an Estimate")
         self._blocks = dict(blocks)
         self.what = what
+        self.by = by
+        """What there is one estimate for: a block, layer, role, head or parameter."""
 
     def __getitem__(self, name: str) -> Estimate:
+        if name not in self._blocks:
+            raise KeyError(f"The {self.what} by {self.by} has no {name!r}. {self._hint(str(name))}")
         return self._blocks[name]
+
+    def _hint(self, name: str) -> str:
+        """The granularity in which a name is likely to be found, or names that are here."""
+        other: By | None = None
+        if Block(f"{name}.x", ()).layer == name:
+            other = "layer"
+        elif any(known.endswith(f".{name}") for known in self):
+            other = "role"
+        elif name.rpartition(".")[0] in self and name.rpartition(".")[2].isdigit():
+            other = "head"
+        elif Block(name, ()).layer is not None:
+            other = "block"
+        asked = f"It may be in that with by={other!r}. " if other is not None and other != self.by else ""
+        return f"{asked}Names here: {listing(self)}."
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._blocks)
@@ -128,11 +147,11 @@ class ByBlock(Result, Mapping[str, Estimate]):
     def __repr__(self) -> str:
         width = max((len(name) for name in self), default=0)
         lines = [f"  {name:<{width}}  {estimate}" for name, estimate in self.items()]
-        return "\n".join([f"{self.what} by block ({len(self)})", *lines])
+        return "\n".join([f"{self.what} by {self.by} ({len(self)})", *lines])
 
     def to_dict(self) -> dict[str, Any]:
         """By name, plain numbers."""
         return {name: estimate.to_dict() for name, estimate in self.items()}
 
     def _fields(self) -> dict[str, Any]:
-        return {"blocks": self._blocks, "what": self.what}
+        return {"blocks": self._blocks, "what": self.what, "by": self.by}
