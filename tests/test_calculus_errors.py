@@ -112,14 +112,37 @@ def test_heads_have_to_be_named() -> None:
 
 def test_what_does_not_fit_memory_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     H = attention.hessian(X, WQ, WK, WV, target=Y)
-    monkeypatch.setattr("curvlens.calculus.form.available_bytes", lambda device: 1000)
-    monkeypatch.setattr("curvlens.calculus.form.SMALL", 0)
+    assert H.norm() > 0
+    monkeypatch.setattr("curvlens.calculus.inputs.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("curvlens.calculus.inputs.SMALL", 0)
     with pytest.raises(cl.CurvlensError, match=r"1024 entries, 8 KiB; 1000 B are free.*`matvec`, `norm`"):
         H.total.dense()
     with pytest.raises(cl.CurvlensError, match=r"The block \(Q, Q\) has 144 entries"):
         H.outer["Q"]
     assert H.norm() > 0
     assert H.matvec(torch.ones(32, dtype=D)).shape == (32,)
+    with pytest.raises(cl.CurvlensError, match="moments of all tokens has 240 entries"):
+        attention.hessian(X, WQ, WK, WV, target=Y).norm()
+
+
+def test_parameters_of_a_model_are_taken_as_numbers() -> None:
+    """No graph is built, so nothing keeps memory and nothing can be differentiated by mistake."""
+    q, k, v = (torch.nn.Parameter(w) for w in (WQ, WK, WV))
+    H = attention.hessian(X.clone().requires_grad_(), q, k, v, target=Y)
+    assert not H.total.dense().requires_grad
+    assert not H.matvec(torch.ones(32, dtype=D)).requires_grad
+    assert not attention.forward(X, q, k, v).requires_grad
+
+
+def test_few_keys_are_gone_through_token_by_token() -> None:
+    """The cheaper way of a product is taken, and both give the same."""
+    wide = torch.randn(3, 12, dtype=D, generator=torch.Generator().manual_seed(0))
+    W = torch.eye(12, dtype=D)
+    H = attention.hessian(wide, W, W, W, target=wide.flip(0))
+    assert H._few_keys
+    v = torch.ones(H.total.size, dtype=D)
+    for part in ("outer", "functional", "total"):
+        torch.testing.assert_close(H.matvec(v, part), H._by_moments(v, part), rtol=1e-11, atol=1e-13)
 
 
 def test_a_query_without_keys_has_output_zero_and_no_curvature() -> None:
@@ -171,7 +194,7 @@ for question in (
     expected = (
         "curvature[1] has to have the shape",
         "kind='cosine'; there are 'softmax' and 'linear'",
-        "WV is a list, expected a tensor",
+        "WV is one matrix, or a pair (down, up); 1 given",
         "target has to have the shape (5, 3) of the output, got a float",
         "off the diagonal",
         "part='whole'",

@@ -70,7 +70,7 @@ _LINEAR = {
 
 def predicted(
     part: Literal["outer", "functional"],
-    block: str,
+    block: str | tuple[str, str],
     *,
     kind: Kind = "softmax",
     residual: Residual = "constant",
@@ -174,9 +174,9 @@ def fit(
     """The power law of a measured curve in the widest window where it is one.
 
     Args:
-        sigma: Sizes, positive and ascending. values: The curve, positive; or repeats of it, one a row. The interval is
-        then that of the repeats' slopes, otherwise that of
-            the regression.
+        sigma: Sizes, positive and ascending.
+        values: The curve, positive; or repeats of it, one a row. The interval is then that of the repeats' slopes,
+            otherwise that of the regression.
         tolerance: Local slopes in the window differ from their mean by this much at most.
         window: Take this window instead of looking for one.
         level: Of the confidence interval.

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from curvlens.calculus.terms import Term, merged, on_axes, squared_norm, summed
+from curvlens.calculus.inner import squared_norm
+from curvlens.calculus.inputs import require_room
+from curvlens.calculus.terms import Term, merged, on_axes, summed
 from curvlens.errors import CurvlensError, listing, nearest
-from curvlens.memory import available_bytes, readable
 
 Key = str | tuple[str, str]
-SMALL = 1 << 26
-"""Bytes for which it is not worth asking whether there is room."""
 
 
 class Form:
@@ -78,23 +77,17 @@ class Form:
     def _axes(self, first: str, second: str) -> tuple[int, int, int, int]:
         return (*self.shapes[first], *self.shapes[second])
 
-    def _room(self, numbers: int, what: str) -> None:
-        needed = numbers * self.dtype.itemsize
-        if needed < SMALL:
-            return
-        free = available_bytes(self.device)
-        if needed > free:
-            raise CurvlensError(
-                f"{what} has {numbers} entries, {readable(needed)}; {readable(free)} are free. Without building it: "
-                "`matvec`, `norm`, `trace` and `diagonal`."
-            )
+    def room(self, numbers: int, what: str) -> None:
+        """Refuse what does not fit memory."""
+        instead = "Without building it: `matvec`, `norm`, `trace` and `diagonal`."
+        require_room(numbers, self._like, what, instead)
 
     # What is built
 
     def __getitem__(self, key: Key) -> Tensor:
         first, second = self.pair(key)
         rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
-        self._room(rows * columns, f"The block ({first}, {second})")
+        self.room(rows * columns, f"The block ({first}, {second})")
         return self._summed(first, second).reshape(rows, columns)
 
     def _summed(self, first: str, second: str) -> Tensor:
@@ -102,7 +95,7 @@ class Form:
 
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`."""
-        self._room(self.size**2, f"{self.title} as a dense matrix")
+        self.room(self.size**2, f"{self.title} as a dense matrix")
         out = torch.empty(self.size, self.size, dtype=self.dtype, device=self.device)
         for i, first in enumerate(self.names):
             for second in self.names[i:]:

@@ -2,8 +2,8 @@
 
 With A_i = W^D ⋯ W^{i+1} behind layer i, b_i = W^{i−1} ⋯ W^1 x before it, and the gradient g = c (F − Y) at the output,
 
-    outer (i, j)             A_iᵀ S A_j ⊗ Σ_n b_i b_jᵀ ,                         c A_iᵀ A_j ⊗ b_iᵀ b_j  for the square
-    loss functional (i, j), i < j [(o, p), (q, r)] = (W^{j−1} ⋯ W^{i+1})[r, o] (b_iᵀ g A_j)[p, q] .
+    outer (i, j)              c A_iᵀ A_j ⊗ Σ_n b_i b_jᵀ
+    functional (i, j), i < j  [(a, d), (c, e)] = (W^{j−1} ⋯ W^{i+1})[e, a] (Σ_n b_i gᵀ A_j)[d, c] .
 
 The functional part is block-hollow: between a layer and itself it is zero. Both grow with the square of the data at
 any depth, the functional part linearly where the residual is constant.
@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from curvlens.calculus.attention.layer import alike
 from curvlens.calculus.form import Form
+from curvlens.calculus.inputs import alike
 from curvlens.calculus.terms import Pair, Term
 from curvlens.errors import CurvlensError
 

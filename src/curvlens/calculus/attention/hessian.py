@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.blocks import Part, Slot, scores, slots, terms
-from curvlens.calculus.attention.layer import Kind, Layer, Loss, Value, layer, loss
+from curvlens.calculus.attention.kernel import RankBound, gauge, rank_bound
+from curvlens.calculus.attention.layer import Layer, Loss
 from curvlens.calculus.attention.products import along_tokens, by_moments
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.form import Form, Key
@@ -19,15 +19,6 @@ from curvlens.calculus.terms import Given, Pair, Term
 from curvlens.errors import CurvlensError
 
 PARTS: tuple[Part, ...] = ("outer", "functional", "total")
-
-
-class RankBound(NamedTuple):
-    """Two upper bounds on the rank of the T-outer part."""
-
-    lemma: int
-    """Lemma D.2: 2 d d_K − d_K² for d_K < d, else d²."""
-    sharper: int
-    """With the ranks of the tokens and the supports of the rows; attained on generic draws."""
 
 
 class AttentionHessian:
@@ -103,7 +94,7 @@ class AttentionHessian:
             return terms(self._state, self._slots[first], self._slots[second], part)
         form = self._form(part)
         (rows, columns), size = form.shapes[second], form.size
-        form._room(form.shapes[first][0] * form.shapes[first][1] * rows * columns, f"The block ({first}, {second})")
+        form.room(form.shapes[first][0] * form.shapes[first][1] * rows * columns, f"The block ({first}, {second})")
         unit = torch.zeros(size, rows * columns, dtype=form.dtype, device=form.device)
         unit[form.slices[second]] = torch.eye(rows * columns, dtype=form.dtype, device=form.device)
         block = self.matvec(unit, part)[form.slices[first]]
@@ -132,12 +123,18 @@ class AttentionHessian:
     def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         columns = self._form(part).columns(v)
-        if self._tokens:
+        if self._tokens or self._few_keys:
             return self._along_tokens(columns, part).reshape(v.shape)
         if v.ndim == 1:
             return self._by_moments(columns.view(-1), part)
         products = [self._by_moments(column, part) for column in columns.T.contiguous()]
         return torch.stack(products, 1)
+
+    @property
+    def _few_keys(self) -> bool:
+        """Whether a product costs less along the tokens, N L_k (d_K + d_V), than by the moments, 2 N d²."""
+        of = self.layer
+        return of.keys.shape[1] * (of.WQ.shape[-1] + of.d_out) < of.keys.shape[2] ** 2
 
     def _by_moments(self, v: Tensor, part: Part) -> Tensor:
         heads = self.layer.heads
@@ -217,18 +214,7 @@ class AttentionHessian:
     def rank_bound(self, head: int | None = None) -> RankBound:
         """Bounds on the rank of the T-outer part."""
         self._query_key(head)
-        of = self.layer
-        d_q, d_k = of.WQ.shape[1:]
-        d = of.keys.shape[-1]
-        softmax = of.kind == "softmax"
-        # κ is seen through differences of tokens by a softmax, and through W_V alone without one
-        keys = of.keys - of.keys.mean(1, keepdim=True) if softmax else of.keys
-        r, rho = _rank(of.queries.flatten(0, 1)), _rank(keys.flatten(0, 1))
-        a, b = min(d_k, rho), min(d_k, r)
-        support = (of.attention[head or 0] != 0).sum(-1) - int(softmax)
-        rows = int(support.clamp(min=0, max=d if softmax else min(d, of.d_out)).sum())
-        lemma = d_k * d_q + d_k * d - d_k**2 if d_k < min(d, d_q) else d * d_q
-        return RankBound(lemma, min(r * a + rho * b - a * b, rows))
+        return rank_bound(self.layer, head or 0)
 
     def gauge(self) -> Tensor:
         """Directions in which F does not change, as columns (size, ·): the kernel of the outer and the T-outer part.
@@ -236,121 +222,4 @@ class AttentionHessian:
         (W_Q Ξ, −W_K Ξᵀ) leaves W_Q W_Kᵀ as it is, and (W_V Ξ, −Ξ W_O) the product of a low-rank value: d_K² and r² a
         head.
         """
-        of, form = self.layer, self.total
-        columns = []
-        for one, other, turned in (("Q", "K", True), ("V", "O", False)):
-            for head in range(of.heads):
-                pair = {s.letter: n for n, s in self._slots.items() if s.head == head and s.letter in (one, other)}
-                if len(pair) < 2:
-                    continue
-                a = (of.WQ if one == "Q" else of.down)[head]
-                second = of.WK if one == "Q" else of.up
-                assert second is not None
-                b, n = second[head], a.shape[1]
-                xi = torch.eye(n * n, dtype=a.dtype, device=a.device).view(n * n, n, n)
-                part = torch.zeros(form.size, n * n, dtype=a.dtype, device=a.device)
-                part[form.slices[pair[one]]] = (a @ xi).flatten(1).T
-                part[form.slices[pair[other]]] = -(b @ xi.mT if turned else xi @ b).flatten(1).T
-                columns.append(part)
-        if not columns:
-            raise CurvlensError("No gauge directions: they need both Q and K, or a low-rank value, among the blocks.")
-        return torch.cat(columns, 1)
-
-
-def _rank(matrix: Tensor) -> int:
-    return int(torch.linalg.matrix_rank(matrix.double()))
-
-
-def forward(
-    X: Tensor,
-    WQ: Tensor,
-    WK: Tensor,
-    WV: Value,
-    *,
-    mask: str | Tensor | None = None,
-    temperature: float = 1.0,
-    kind: Kind = "softmax",
-    context: Tensor | None = None,
-) -> Tensor:
-    """The output F of the layer, (…, L, d_V), whose loss `hessian` differentiates; arguments as there."""
-    of = layer(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
-    return of.output.reshape(*X.shape[:-2], *of.output.shape[1:])
-
-
-def hessian(
-    X: Tensor,
-    WQ: Tensor,
-    WK: Tensor,
-    WV: Value,
-    target: Tensor | None = None,
-    *,
-    grad: Tensor | None = None,
-    curvature: float | Tensor | tuple[float | Tensor, float | Tensor] | None = None,
-    mask: str | Tensor | None = None,
-    temperature: float = 1.0,
-    kind: Kind = "softmax",
-    context: Tensor | None = None,
-    wrt: str = "QKV",
-    reduction: str = "mean",
-) -> AttentionHessian:
-    """The Hessian of a loss behind an attention layer, exact and without differentiation.
-
-    F = A X W_V with A = softmax(X W_Q W_Kᵀ Xᵀ / (t √d_K)), row by row.
-
-    Args:
-        X: Tokens (…, L, d). Leading axes are samples; the loss is their mean. WQ: (d, d_K), or (H, d, d_K) for H
-        heads, whose outputs add up. WK: Like WQ. WV: (d, d_V), or a pair (down (d, r), up (r, d_V)) for a value of low
-        rank; with a leading head axis as WQ. target: Y (…, L, d_V), for the square loss ‖F − Y‖²/(L d_V). grad: For
-        any other loss, ∂ℓ/∂F of each sample, (…, L, d_V). curvature: And ∂²ℓ/∂f_i² of each token, (…, L, d_V, d_V), or
-        c for c·I; or a pair (gauss_newton, rest) where something
-            non-linear follows the layer: the first goes into the outer part, the rest into the functional part.
-        mask: None, "causal", or a boolean tensor (L, L_k) or (…, L, L_k), True where a query may attend to a key. A
-        query
-            that may attend to nothing has output 0.
-        temperature: t.
-        kind: "softmax", or "linear" for A = X W_Q W_Kᵀ Xᵀ / (t √d_K) itself, zero where masked.
-        context: Tokens (…, L_k, d) that give keys and values, for cross-attention.
-        wrt: Letters of what to differentiate by: Q, K, V (with W_O, if of low rank), X, and C for the context.
-        reduction: "mean" over the samples, or "sum".
-
-    >>> X, W = torch.eye(3, 2), torch.eye(2)
-    >>> H = hessian(X, W, W, W, target=torch.zeros(3, 2), mask="causal")
-    >>> H.total.names, H.outer["V"].shape, H.norm("V", "functional")
-    (('Q', 'K', 'V'), torch.Size([4, 4]), 0.0)
-    """
-    of = layer(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
-    batch = X.shape[:-2]
-    letters = _letters(wrt, "QKVXC" if context is not None else "QKVX")
-    return AttentionHessian(of, loss(of, batch, target, grad, curvature, reduction), letters, batch, named=WQ.ndim == 3)
-
-
-def hessian_single(
-    X: Tensor,
-    WQK: Tensor,
-    WV: Value,
-    target: Tensor | None = None,
-    *,
-    grad: Tensor | None = None,
-    curvature: float | Tensor | tuple[float | Tensor, float | Tensor] | None = None,
-    mask: str | Tensor | None = None,
-    temperature: float = 1.0,
-    kind: Kind = "softmax",
-    context: Tensor | None = None,
-    wrt: str = "QKV",
-    reduction: str = "mean",
-) -> AttentionHessian:
-    """The same with one matrix in the place of W_Q W_Kᵀ: T = X W_QK Xᵀ / t (Lemma 4.1). Blocks are "QK" and "V"."""
-    of = layer(X, WQK, None, WV, mask=mask, temperature=temperature, kind=kind, context=context)
-    batch = X.shape[:-2]
-    letters = _letters(wrt, "QKVXC" if context is not None else "QKVX")
-    return AttentionHessian(
-        of, loss(of, batch, target, grad, curvature, reduction), letters, batch, named=WQK.ndim == 3
-    )
-
-
-def _letters(wrt: Any, known: str) -> list[str]:
-    letters = [letter for letter in dict.fromkeys(wrt) if letter != "O" or "V" in wrt]
-    unknown = [letter for letter in letters if letter not in known and letter != "O"]
-    if unknown or not letters:
-        raise CurvlensError(f"wrt={wrt!r}; it is made of the letters {', '.join(known)} (C only with a context).")
-    return letters
+        return gauge(self.layer, {(slot.letter, slot.head): n for n, slot in self._slots.items()}, self.total)

@@ -6,7 +6,6 @@ Tokens are rows. F = Σ_h A_h X_k W_V^h with A_h = softmax(τ X_q W_Q^h W_K^hᵀ
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from curvlens.calculus.inputs import alike
 from curvlens.calculus.softmax import softmax
 from curvlens.errors import CurvlensError
 
@@ -115,12 +115,16 @@ def layer(
     context: Tensor | None,
 ) -> Layer:
     """Check and shape what the user gave."""
-    down, up = wv if isinstance(wv, tuple) else (wv, None)
-    named = {"X": x, "WQ" if wk is not None else "WQK": wq, "WK": wk, "WV": down, "WO": up, "context": context}
-    if up is not None:
-        named["WV (down)"], named["WO (up)"] = named.pop("WV"), named.pop("WO")
+    if isinstance(wv, (tuple, list)) and len(wv) != 2:
+        raise CurvlensError(f"WV is one matrix, or a pair (down, up); {len(wv)} given.")
+    down, up = wv if isinstance(wv, (tuple, list)) else (wv, None)
+    q_name, v_name = "WQK" if wk is None else "WQ", "WV" if up is None else "WV (down)"
+    named = {"X": x, q_name: wq, "WK": wk, v_name: down, "WO (up)": up, "context": context}
     tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
     alike(tensors)
+    # Nothing here is differentiated: no graph is built, whatever the tensors are parts of.
+    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+    x, context = tensors["X"], tensors.get("context")
     if x.ndim < 2:
         raise CurvlensError(f"X has shape {tuple(x.shape)}, expected (…, tokens, features).")
     weights = {name: t for name, t in tensors.items() if name not in ("X", "context")}
@@ -140,60 +144,38 @@ def layer(
         raise CurvlensError(
             f"X has the batch shape {tuple(x.shape[:-2])}, context {tuple(keys.shape[:-2])}: they have to be equal."
         )
-    heads = [w if w.ndim == 3 else w[None] for w in (wq, wk, down, up) if w is not None]
-    names = list(weights)
-    for name, w in zip(names[1:], heads[1:], strict=True):
-        if w.shape[0] != heads[0].shape[0]:
-            raise CurvlensError(f"{names[0]} has {heads[0].shape[0]} heads, {name} has {w.shape[0]}.")
-    fits = [("X", x, -1, names[0], heads[0], 1)]
-    key_name = "X" if context is None else "context"
-    if wk is not None:
-        fits += [(key_name, keys, -1, "WK", heads[1], 1), ("WQ", heads[0], 2, "WK", heads[1], 2)]
+    heads = {name: w if w.ndim == 3 else w[None] for name, w in weights.items()}
+    query, key, value, out = heads[q_name], heads.get("WK"), heads[v_name], heads.get("WO (up)")
+    for name, w in heads.items():
+        if w.shape[0] != query.shape[0]:
+            raise CurvlensError(f"{q_name} has {query.shape[0]} heads, {name} has {w.shape[0]}.")
+    k_name = "X" if context is None else "context"
+    fits = [("X", x, -1, q_name, query, 1)]
+    if key is None:
+        fits += [(k_name, keys, -1, q_name, query, 2)]
     else:
-        fits += [(key_name, keys, -1, "WQK", heads[0], 2)]
-    value = heads[2 if wk is not None else 1]
-    value_name = names[2 if wk is not None else 1]
-    fits += [(key_name, keys, -1, value_name, value, 1)]
-    if up is not None:
-        fits += [(value_name, value, 2, "WO (up)", heads[-1], 1)]
+        fits += [(k_name, keys, -1, "WK", key, 1), (q_name, query, 2, "WK", key, 2)]
+    fits += [(k_name, keys, -1, v_name, value, 1)]
+    if out is not None:
+        fits += [(v_name, value, 2, "WO (up)", out, 1)]
     for first, a, i, second, b, j in fits:
         if a.shape[i] != b.shape[j]:
             raise CurvlensError(
                 f"{first} of shape {tuple(tensors[first].shape)} and {second} of shape "
                 f"{tuple(tensors[second].shape)} do not fit: {a.shape[i]} against {b.shape[j]}."
             )
-    queries = x.reshape(-1, *x.shape[-2:])
     return Layer(
-        queries,
+        x.reshape(-1, *x.shape[-2:]),
         keys.reshape(-1, *keys.shape[-2:]),
-        heads[0],
-        heads[1] if wk is not None else None,
+        query,
+        key,
         value,
-        heads[-1] if up is not None else None,
-        1 / (temperature * (heads[1].shape[-1] ** 0.5 if wk is not None else 1.0)),
+        out,
+        1 / (temperature * (1.0 if key is None else key.shape[-1] ** 0.5)),
         _allowed(mask, x, keys),
         kind,  # type: ignore[arg-type]
         context is not None,
     )
-
-
-def alike(tensors: dict[str, Tensor]) -> None:
-    """All are real floating tensors of one dtype and device, with finite numbers and nothing empty."""
-    first_name, first = next(iter(tensors.items()))
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            given = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
-            raise CurvlensError(f"{name} is {given}, expected a tensor of real floating-point numbers.")
-        if (tensor.dtype, tensor.device) != (first.dtype, first.device):
-            raise CurvlensError(
-                f"{first_name} is {first.dtype} on {first.device}, {name} is {tensor.dtype} on {tensor.device}: "
-                "bring them to one dtype and device."
-            )
-        if not tensor.numel():
-            raise CurvlensError(f"{name} of shape {tuple(tensor.shape)} is empty.")
-        # a sum is finite only if all are: one pass, and no mask
-        if not math.isfinite(float(tensor.sum())) and not tensor.isfinite().all():
-            raise CurvlensError(f"{name} has NaN or infinite entries ({int((~tensor.isfinite()).sum())} of them).")
 
 
 def _allowed(mask: Any, x: Tensor, keys: Tensor) -> Tensor | None:
@@ -232,25 +214,26 @@ def loss(of: Layer, batch: Sequence[int], target: Any, grad: Any, curvature: Any
             raise CurvlensError("The square loss has its own curvature: give target= alone, or grad= and curvature=.")
         _fits("target", target, shape, of)
         c = 2 * scale / (of.queries.shape[1] * of.d_out)
-        return Loss(c * (of.output - target.reshape(of.output.shape)), c, 0.0)
+        return Loss(c * (of.output - target.detach().reshape(of.output.shape)), c, 0.0)
     if curvature is None:
         raise CurvlensError(
             "grad= needs curvature=, the second derivative at every output token: a tensor (…, L, d, d), a number c "
             "for c·I (0.0 for a loss linear in the output), or a pair (gauss_newton, rest)."
         )
     _fits("grad", grad, shape, of)
-    outer, rest = curvature if isinstance(curvature, tuple) else (curvature, 0.0)
+    outer, rest = curvature if isinstance(curvature, (tuple, list)) else (curvature, 0.0)
     # rounding is judged by the larger of a pair: the rest may be a difference of two that are equal
     size = max((float(part.abs().max()) for part in (outer, rest) if isinstance(part, Tensor)), default=0.0)
     named = (("curvature", outer), ("curvature[1]", rest))
     parts = [_curvature(name, part, shape, of, scale, size) for name, part in named]
-    return Loss(scale * grad.reshape(of.output.shape), *parts)
+    return Loss(scale * grad.detach().reshape(of.output.shape), *parts)
 
 
 def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Layer, scale: float, size: float) -> Curvature:
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return scale * given
     _fits(name, given, (*shape, of.d_out), of)
+    given = given.detach()
     asymmetry = float((given - given.mT).abs().max())
     if asymmetry > 1e4 * torch.finfo(given.dtype).eps * size:
         raise CurvlensError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.layer import Curvature, Layer, Loss
+from curvlens.calculus.inputs import require_room
 from curvlens.calculus.moments import contracted, uncentred
 
 
@@ -52,6 +53,13 @@ class State:
         self.g = loss.gradient.flatten(0, 1)
         self.outer, self.rest = (s.flatten(0, 1) if isinstance(s, Tensor) else s for s in (loss.outer, loss.rest))
         self.total: Curvature = _sum(self.outer, self.rest)
+        d = layer.keys.shape[-1]
+        require_room(
+            3 * layer.heads * self.x.shape[0] * d * d,
+            self.x,
+            "What is known of the moments of all tokens",
+            "A product needs no moments where keys are few: wrt='QKVX' and `matvec`; or give fewer samples at a time.",
+        )
         self.u = self.g @ layer.WV.mT
         self.m, self.M2, self.p, self.G = self._softmax() if layer.kind == "softmax" else self._linear()
 

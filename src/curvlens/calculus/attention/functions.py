@@ -1,0 +1,91 @@
+"""What a user calls: the output of an attention layer, and the Hessian of a loss behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from curvlens.calculus.attention.hessian import AttentionHessian
+from curvlens.calculus.attention.layer import Kind, Value, layer, loss
+from curvlens.errors import CurvlensError
+
+
+def forward(
+    X: Tensor,
+    WQ: Tensor,
+    WK: Tensor,
+    WV: Value,
+    *,
+    mask: str | Tensor | None = None,
+    temperature: float = 1.0,
+    kind: Kind = "softmax",
+    context: Tensor | None = None,
+) -> Tensor:
+    """The output F of the layer, (…, L, d_V), whose loss `hessian` differentiates; arguments as there."""
+    of = layer(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
+    return of.output.reshape(*X.shape[:-2], *of.output.shape[1:])
+
+
+def hessian(
+    X: Tensor,
+    WQ: Tensor,
+    WK: Tensor | None,
+    WV: Value,
+    target: Tensor | None = None,
+    *,
+    grad: Tensor | None = None,
+    curvature: float | Tensor | tuple[float | Tensor, float | Tensor] | None = None,
+    mask: str | Tensor | None = None,
+    temperature: float = 1.0,
+    kind: Kind = "softmax",
+    context: Tensor | None = None,
+    wrt: str = "QKV",
+    reduction: str = "mean",
+) -> AttentionHessian:
+    """The Hessian of a loss behind an attention layer, exact and without differentiation.
+
+    F = A X W_V with A = softmax(X W_Q W_Kᵀ Xᵀ / (t √d_K)), row by row.
+
+    Args:
+        X: Tokens (…, L, d). Leading axes are samples; the loss is their mean.
+        WQ: (d, d_K), or (H, d, d_K) for H heads, whose outputs add up.
+        WK: Like WQ. None stands for one matrix, W_QK, in the place of W_Q W_Kᵀ: see `hessian_single`.
+        WV: (d, d_V), or a pair (down (d, r), up (r, d_V)) for a value of low rank; with a leading head axis as WQ.
+        target: Y (…, L, d_V), for the square loss ‖F − Y‖²/(L d_V).
+        grad: For any other loss, ∂ℓ/∂F of each sample, (…, L, d_V).
+        curvature: And ∂²ℓ/∂f_i² of each token, (…, L, d_V, d_V), or c for c·I; or a pair (gauss_newton, rest) where
+            something non-linear follows the layer: the first goes into the outer part, the rest into the functional.
+        mask: None, "causal", or a boolean tensor (L, L_k) or (…, L, L_k), True where a query may attend to a key. A
+            query that may attend to nothing has output 0.
+        temperature: t.
+        kind: "softmax", or "linear" for A = X W_Q W_Kᵀ Xᵀ / (t √d_K) itself, zero where masked.
+        context: Tokens (…, L_k, d) that give keys and values, for cross-attention.
+        wrt: Letters of what to differentiate by: Q, K, V (with W_O, if of low rank), X, and C for the context.
+        reduction: "mean" over the samples, or "sum".
+
+    >>> X, W = torch.eye(3, 2), torch.eye(2)
+    >>> H = hessian(X, W, W, W, target=torch.zeros(3, 2), mask="causal")
+    >>> H.total.names, H.outer["V"].shape, H.norm("V", "functional")
+    (('Q', 'K', 'V'), torch.Size([4, 4]), 0.0)
+    """
+    of = layer(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
+    batch = X.shape[:-2]
+    behind = loss(of, batch, target, grad, curvature, reduction)
+    return AttentionHessian(of, behind, _letters(wrt, context is not None), batch, named=WQ.ndim == 3)
+
+
+def hessian_single(X: Tensor, WQK: Tensor, WV: Value, target: Tensor | None = None, **options: Any) -> AttentionHessian:
+    """The same with one matrix in the place of W_Q W_Kᵀ: T = X W_QK Xᵀ / t (Lemma 4.1). Blocks are "QK" and "V".
+
+    ``options`` are those of `hessian`.
+    """
+    return hessian(X, WQK, None, WV, target, **options)
+
+
+def _letters(wrt: str, crossed: bool) -> list[str]:
+    known = "QKVXC" if crossed else "QKVX"
+    letters = list(dict.fromkeys(wrt))
+    if not letters or any(letter not in known + "O" for letter in letters):
+        raise CurvlensError(f"wrt={wrt!r}; it is made of the letters {', '.join(known)} (C only with a context).")
+    return letters

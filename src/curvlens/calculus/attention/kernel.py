@@ -1,0 +1,56 @@
+"""What the outer part cannot see: bounds on its rank, and directions that leave the layer as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus.attention.layer import Layer
+from curvlens.calculus.form import Form
+from curvlens.errors import CurvlensError
+
+
+class RankBound(NamedTuple):
+    """Two upper bounds on the rank of the T-outer part."""
+
+    lemma: int
+    """Lemma D.2: 2 d d_K − d_K² for d_K < d, else d²."""
+    sharper: int
+    """With the ranks of the tokens and the supports of the rows; attained on generic draws."""
+
+
+def rank_bound(of: Layer, head: int) -> RankBound:
+    """Bounds on the rank of the T-outer part of one head."""
+    d_q, d_k = of.WQ.shape[1:]
+    d = of.keys.shape[-1]
+    softmax = of.kind == "softmax"
+    # κ is seen through differences of tokens by a softmax, and through W_V alone without one
+    keys = of.keys - of.keys.mean(1, keepdim=True) if softmax else of.keys
+    r, rho = (int(torch.linalg.matrix_rank(x.flatten(0, 1).double())) for x in (of.queries, keys))
+    a, b = min(d_k, rho), min(d_k, r)
+    support = (of.attention[head] != 0).sum(-1) - int(softmax)
+    rows = int(support.clamp(min=0, max=d if softmax else min(d, of.d_out)).sum())
+    lemma = d_k * d_q + d_k * d - d_k**2 if d_k < min(d, d_q) else d * d_q
+    return RankBound(lemma, min(r * a + rho * b - a * b, rows))
+
+
+def gauge(of: Layer, names: Mapping[tuple[str, int], str], form: Form) -> Tensor:
+    """(W_Q Ξ, −W_K Ξᵀ) and (W_V Ξ, −Ξ W_O) for all Ξ, as columns; ``names`` are blocks by letter and head."""
+    columns = []
+    pairs = (("Q", "K", of.WQ, of.WK), ("V", "O", of.down, of.up))
+    for one, other, first, second in pairs:
+        for head in range(of.heads):
+            if second is None or (one, head) not in names or (other, head) not in names:
+                continue
+            a, b, n = first[head], second[head], first.shape[2]
+            xi = torch.eye(n * n, dtype=a.dtype, device=a.device).view(n * n, n, n)
+            part = torch.zeros(form.size, n * n, dtype=a.dtype, device=a.device)
+            part[form.slices[names[one, head]]] = (a @ xi).flatten(1).T
+            part[form.slices[names[other, head]]] = -(b @ xi.mT if one == "Q" else xi @ b).flatten(1).T
+            columns.append(part)
+    if not columns:
+        raise CurvlensError("No gauge directions: they need both Q and K, or a low-rank value, among the blocks.")
+    return torch.cat(columns, 1)

@@ -1,0 +1,107 @@
+"""Norms of sums of terms, without building the block they make up.
+
+‖Σ_n u_n ⊗ w_n ⊗ P_n‖² = Σ_nm (u_n·u_m)(w_n·w_m)⟨P_n, P_m⟩: three Gram matrices of the tokens. Where there are more
+tokens than the block has rows it is less work to build the block in panels of rows, and to keep none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from curvlens.calculus.terms import Given, Pair, Term, Tokens, merged
+
+CHUNK = 1 << 22
+"""Numbers in one chunk of pairs of tokens: 32 MB in float64."""
+
+
+def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:
+    """‖Σ terms‖²_F without the block: by inner products of the terms, or by panels of rows where that is less work."""
+    terms = merged(terms)
+    if not terms:
+        return 0.0
+    block = shape[0] * shape[1] * shape[2] * shape[3]
+    tokens = [term for term in terms if isinstance(term, Tokens)]
+    assembled = sum(term.u.shape[0] for term in tokens) * block
+    pairwise = sum(
+        first.u.shape[0]
+        * second.u.shape[0]
+        * max(first.matrix[0].numel(), second.matrix[0].numel())
+        * (1 if first.axes == second.axes else 2)
+        for i, first in enumerate(tokens)
+        for second in tokens[i:]
+    )
+    if pairwise < assembled and not any(isinstance(term, Given) for term in terms):
+        return sum(
+            (1 if i == j else 2) * inner(terms[i], terms[j]) for i in range(len(terms)) for j in range(i, len(terms))
+        )
+    step = max(1, CHUNK * shape[0] // block)
+    total = 0.0
+    for start in range(0, shape[0], step):
+        part = slice(start, min(start + step, shape[0]))
+        panel = sum((term.rows(part).dense() for term in terms[1:]), terms[0].rows(part).dense())
+        total += float(panel.double().square().sum())
+    return total
+
+
+def inner(first: Term, second: Term) -> float:
+    """⟨first, second⟩, the sum over all entries of the product of two terms of one block."""
+    if isinstance(first, Tokens) and isinstance(second, Tokens):
+        return _tokens(first, second)
+    if isinstance(first, Pair) and isinstance(second, Pair):
+        a, b = first.matrix, second.matrix
+        return float(
+            torch.einsum(
+                f"{first.on_first},{second.on_first},{first.on_second},{second.on_second}->",
+                first.first.double(),
+                second.first.double(),
+                a.double(),
+                b.double(),
+            )
+        )
+    if isinstance(first, Pair):
+        first, second = second, first
+    assert isinstance(first, Tokens)
+    assert isinstance(second, Pair)
+    # Σ_n u w P · M N: M on one vector first, so that nothing larger than P is held
+    u, w, matrix = first.u.double(), first.w.double(), first.matrix.double()
+    return float(
+        torch.einsum(
+            f"n{first.on_u},n{first.on_w},n{first.on_matrix},{second.on_first},{second.on_second}->",
+            u,
+            w,
+            matrix,
+            second.first.double(),
+            second.matrix.double(),
+        )
+    )
+
+
+def _tokens(first: Tokens, second: Tokens) -> float:
+    """Σ_nm of the inner products of token n of the first with token m of the second."""
+    if first.axes == second.axes:
+        step = max(1, CHUNK // second.u.shape[0])
+        total = 0.0
+        flat = second.matrix.flatten(1).T
+        for start in range(0, first.u.shape[0], step):
+            rows = slice(start, start + step)
+            gram = (first.u[rows] @ second.u.T) * (first.w[rows] @ second.w.T) * (first.matrix[rows].flatten(1) @ flat)
+            total += float(gram.double().sum())
+        return total
+    # one vector axis is shared; the other vector of each lies on an axis of the other's matrix
+    shared = ({first.on_u, first.on_w} & {second.on_u, second.on_w}).pop()
+    u1, a = (first.u, first.on_u) if first.on_w == shared else (first.w, first.on_w)
+    u2, b = (second.u, second.on_u) if second.on_w == shared else (second.w, second.on_w)
+    s1 = first.u if first.on_u == shared else first.w
+    s2 = second.u if second.on_u == shared else second.w
+    common = (set(first.on_matrix) & set(second.on_matrix)).pop()
+    step = max(1, CHUNK // max(1, second.u.shape[0] * second.matrix.shape[1]))
+    total = 0.0
+    for start in range(0, first.u.shape[0], step):
+        rows = slice(start, start + step)
+        left = torch.einsum(f"n{first.on_matrix},m{b}->nm{common}", first.matrix[rows], u2)
+        right = torch.einsum(f"m{second.on_matrix},n{a}->nm{common}", second.matrix, u1[rows])
+        gram = (s1[rows] @ s2.T) * (left * right).sum(-1)
+        total += float(gram.double().sum())
+    return total

@@ -1,0 +1,42 @@
+"""What a user gave, and whether there is room for what is asked for."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.memory import available_bytes, readable
+
+SMALL = 1 << 26
+"""Bytes for which it is not worth asking whether there is room."""
+
+
+def alike(tensors: dict[str, Tensor]) -> None:
+    """All are real floating tensors of one dtype and device, with finite numbers and nothing empty."""
+    first_name, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            given = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+            raise CurvlensError(f"{name} is {given}, expected a tensor of real floating-point numbers.")
+        if (tensor.dtype, tensor.device) != (first.dtype, first.device):
+            raise CurvlensError(
+                f"{first_name} is {first.dtype} on {first.device}, {name} is {tensor.dtype} on {tensor.device}: "
+                "bring them to one dtype and device."
+            )
+        if not tensor.numel():
+            raise CurvlensError(f"{name} of shape {tuple(tensor.shape)} is empty.")
+        # a sum is finite only if all are: one pass, and no mask
+        if not math.isfinite(float(tensor.sum())) and not tensor.isfinite().all():
+            raise CurvlensError(f"{name} has NaN or infinite entries ({int((~tensor.isfinite()).sum())} of them).")
+
+
+def require_room(numbers: int, like: Tensor, what: str, instead: str) -> None:
+    """Refuse what does not fit the memory that is free, and say its size."""
+    needed = numbers * like.dtype.itemsize
+    if needed < SMALL:
+        return
+    free = available_bytes(like.device)
+    if needed > free:
+        raise CurvlensError(f"{what} has {numbers} entries, {readable(needed)}; {readable(free)} are free. {instead}")
