@@ -1,6 +1,7 @@
 """The closed-form Hessian of attention beside automatic differentiation: the dense matrix, and one product.
 
-One sample, d_V = d_K = 16, float64, square loss. All ways take turns; a time is the median of the turns.
+One sample, d_V = d_K = 16, float64, square loss. All ways take turns; a time is the median of the turns, each the
+least of a few calls.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _one(length: int, repetitions: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repetitions):
         for name, way in ways.items():
-            inner = 20 if name.startswith("product") else 1 if name == "dense_torch" else 5
+            inner = 3 if name == "dense_torch" else 20
             times[name].append(min(seconds(way) for _ in range(inner)))
     return {**{name: median(values) for name, values in times.items()}, "disagreement": disagreement}
 

@@ -155,7 +155,7 @@ class Form:
                 f"{self.title} takes a vector of {self.size} numbers (blocks {listing(self.names)}) or a "
                 f"({self.size}, k) matrix, got {given}."
             )
-        return v.to(dtype=self.dtype, device=self.device).reshape(self.size, -1)
+        return v.detach().to(self._like).reshape(self.size, -1)
 
     def __matmul__(self, v: Tensor) -> Tensor:
         return self.matvec(v)

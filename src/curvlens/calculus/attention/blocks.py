@@ -79,9 +79,9 @@ def functional(state: State, first: Slot, second: Slot) -> list[Term]:
         found: list[Term] = []
         if state.G is not None:
             if pair == "KK":
-                found.append(Tokens(x, q, state.tau**2 * state.G[h], "d", "e", "ac"))
+                found.append(Tokens(x, q, state.scaled_third[h], "d", "e", "ac"))
             else:
-                third = state.GK(h)  # (N, d_K, d)
+                third = state.GK[h]
                 if pair == "QK":
                     found.append(Tokens(x, q, third, "a", "e", "dc"))
                 else:
@@ -96,10 +96,10 @@ def functional(state: State, first: Slot, second: Slot) -> list[Term]:
         return []
     if second.letter == "V":
         cotangent = state.g if layer.up is None else state.g @ layer.up[h].mT
-        moment = state.MK[h] if first.letter == "Q" else state.tau * state.M2[h]
+        moment = state.MK[h] if first.letter == "Q" else state.scaled_second[h]
     else:
         cotangent = state.g
-        moment = layer.down[h].mT @ (state.MK[h] if first.letter == "Q" else state.tau * state.M2[h])
+        moment = layer.down[h].mT @ (state.MK[h] if first.letter == "Q" else state.scaled_second[h])
     on_vector, on_index = first.axes(row=True)
     return [Tokens(x, cotangent, moment, on_vector, "e", "c" + on_index)]
 

@@ -126,11 +126,11 @@ class AttentionHessian:
         if self._tokens or self._few_keys:
             return self._along_tokens(columns, part).reshape(v.shape)
         if v.ndim == 1:
-            return self._by_moments(columns.view(-1), part)
+            return self._by_moments(columns[:, 0], part)
         products = [self._by_moments(column, part) for column in columns.T.contiguous()]
         return torch.stack(products, 1)
 
-    @property
+    @cached_property
     def _few_keys(self) -> bool:
         """Whether a product costs less along the tokens, N L_k (d_K + d_V), than by the moments, 2 N d²."""
         of = self.layer

@@ -47,7 +47,7 @@ def by_moments(state: State, v: Directions, part: Part) -> dict[str, Tensor]:
     if value is not None:
         fd = _plus_product(fd, s.m, value)
     assert fd is not None
-    curvature = {"outer": state.outer, "functional": state.rest, "total": state.total}[part]
+    curvature = state.total if part == "total" else state.outer if part == "outer" else state.rest
     gd = _curve(curvature, fd if fd.ndim == 2 else fd.sum(0))
     # backward: the directions of u = W_V g, of p = ∇²Φ u, and of the gradients
     if gd is not None and fd.ndim == 3:
@@ -55,8 +55,13 @@ def by_moments(state: State, v: Directions, part: Part) -> dict[str, Tensor]:
     ud = None if gd is None else gd @ s.wv_t
     if functional and value is not None:
         ud = _plus_product(ud, s.g, value.mT)
-    pd = None if ud is None else torch.bmm(s.second, ud.reshape(s.second.shape[0], -1, 1)).view(ud.shape)
-    pd = _plus(pd, third)
+    pd = third
+    if ud is not None:
+        column, shape = ud.reshape(s.second.shape[0], -1, 1), ud.shape
+        if third is None:
+            pd = torch.bmm(s.second, column).view(shape)
+        else:
+            pd = torch.baddbmm(third.reshape(column.shape), s.second, column).view(shape)
     by_omega = torch.zeros_like(s.b) if pd is None else s.x_t @ pd
     result = {"Q": by_omega}
     if s.wk is not None:

@@ -37,7 +37,7 @@ class ForProducts:
         self.wk_t = self.wv_t if self.wk is None else self.wk.mT
         self.second = state.scaled_second.flatten(0, 1)
         self.has_third = state.G is not None
-        third = [] if state.G is None else [(state.tau**2 * state.G).flatten(0, 1)]
+        third = [] if state.G is None else [state.scaled_third.flatten(0, 1)]
         self.both = torch.cat([self.second, *third], 1)
         """τ M2 over τ² G, (H·N, 2 d, d): one product gives both."""
 
@@ -148,14 +148,17 @@ class State:
             return self.DT[head]
         return self.layer.up[head] if letter == "V" and self.layer.up is not None else None
 
-    def GK(self, head: int) -> Tensor:
-        """τ² W_Kᵀ G, (N, d_K, d)."""
+    @cached_property
+    def scaled_third(self) -> Tensor:
+        """τ² G, (H, N, d, d)."""
         assert self.G is not None
+        return self.tau**2 * self.G
+
+    @cached_property
+    def GK(self) -> Tensor:
+        """τ² W_Kᵀ G, (H, N, d_K, d)."""
         weight = self.layer.WK
-        third = self.G[head]
-        if weight is None:
-            return self.tau**2 * third
-        return self.tau**2 * _right(third[None], weight[head, None])[0].mT
+        return self.scaled_third if weight is None else _right(self.scaled_third, weight).mT
 
 
 def _right(matrices: Tensor, weights: Tensor) -> Tensor:
