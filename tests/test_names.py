@@ -178,3 +178,11 @@ def test_blocks_of_few_outputs_are_not_closed_too_early() -> None:
     covered = sum(low <= truth <= high for low, high in (e.interval(0.95) for e in estimates))
     assert covered >= 92
     assert all(e.samples >= 16 and abs(float(e) - truth) < 0.7 * truth for e in estimates)
+
+
+@pytest.mark.parametrize("blocks", [{"a": 3}, {"a": None}, {1: "0.*"}])
+def test_groups_that_are_no_names_are_refused(blocks: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2)).double()
+    data = (torch.ones(1, 2).double(), torch.ones(1, 2).double())
+    with pytest.raises(cl.CurvlensError, match="a block has a text as its name"):
+        cl.Problem(model, data, cl.losses.MSE(), blocks=blocks)

@@ -15,6 +15,11 @@ def groups(patterns: Mapping[str, str | Iterable[str]], find: Callable[[Iterable
     """A block for each name and its patterns; no number may be in two of them."""
     own: list[Block] = []
     for name, wanted in patterns.items():
+        if not isinstance(name, str) or not isinstance(wanted, Iterable):
+            raise CurvlensError(
+                f"blocks={{{name!r}: {wanted!r}}}: a block has a text as its name, and a name, a pattern or a list of "
+                "them as what it is made of, as in blocks={'attention': 'h.*.attn.*'}."
+            )
         block = Block(name, tuple(find([wanted] if isinstance(wanted, str) else wanted)))
         for other in own:
             twice = [part.key for part in block.parts if _shared(part, other.parts)]

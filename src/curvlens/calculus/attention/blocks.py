@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.layer import Curvature, Layer
@@ -85,8 +84,8 @@ def functional(state: State, first: Slot, second: Slot) -> list[Term]:
                 if pair == "QK":
                     found.append(Tokens(x, q, third, "a", "e", "dc"))
                 else:
-                    weight = torch.eye(third.shape[2]).to(third) if layer.WK is None else layer.WK[h]
-                    found.append(Tokens(x, q, third @ weight, "a", "c", "de"))
+                    matrix = third if layer.WK is None else third @ layer.WK[h]
+                    found.append(Tokens(x, q, matrix, "a", "c", "de"))
         if pair == "QK":
             found.append(scores(state, h))
         return found
