@@ -253,9 +253,10 @@ class Problem:
         same = leaves is None or isinstance(self.loss_function, FromModel)
         if leaves is None:
             leaves = self.leaves(self.layout.names) if self._theta is not None else {}
-        trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        tensors = {name: nn.Parameter(p.detach(), requires_grad=same) for name, p in trainable.items()}
-        tensors.update(leaves)
+        tensors = dict(leaves)
+        for name, p in self.model.named_parameters():
+            if p.requires_grad and name not in leaves:
+                tensors[name] = nn.Parameter(p.detach(), requires_grad=same)
         modes: list[TorchFunctionMode] = [second_order()] if twice else []
         if is_float64(self.model):
             modes.append(KeepFloat64())

@@ -51,7 +51,7 @@ def cross_entropy_sqrt_curvature(
     out = torch.empty_like(z)
     for chunk in _chunks(*logits.shape):
         p = _softmax(logits[chunk])
-        part = p.sqrt() * z[chunk]
+        part = p.sqrt().mul_(z[chunk])
         out[chunk] = part.addcmul_(p, part.sum(-1, keepdim=True), value=-1).mul_(mass[chunk, None].sqrt())
     return out
 

@@ -10,15 +10,16 @@ backward pass gives u, and with it for every block b at once (`docs/math.md`, "A
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import scipy.stats
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
-from curvlens.blocks import Blocks, By, Layout
-from curvlens.blocks.cutting import Pieces
+from curvlens.blocks import Block, Blocks, By, Layout
+from curvlens.blocks.parts import Part
 from curvlens.errors import CurvlensError, listing
 from curvlens.linalg.basis import Store, budget
 from curvlens.linalg.products import Products, Progress, warn
@@ -26,7 +27,11 @@ from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, effort
 from curvlens.memory import readable
 from curvlens.operators import Operator
 from curvlens.operators.curvature import GaussNewton
+from curvlens.operators.graph import Parts
 from curvlens.results import ByBlock, Estimate
+
+Sample = tuple[Parts, float]
+"""u by parameter, and c with E u uᵀ / c = G."""
 
 NAMES: dict[Quantity, str] = {"trace": "trace", "square": "Frobenius norm", "diagonal": "diagonal"}
 
@@ -77,9 +82,8 @@ def all_blocks(
         for seeds in _groups(plan, seed, group):
             # Blocks that are as close as asked for are left out: what is pulled back to them alone need not be done.
             rows = operator.rows if found.open is found.blocks else Layout(found.open.order)
-            U = operator._block(rows, rows).roots(seeds, _in_samples(products, len(seeds)))
-            products.tick(found.sampled + len(seeds) - products.count)
-            found.add(U)
+            found.add(operator._block(rows, rows).roots(seeds, _in_samples(products, len(seeds))))
+            products.tick(found.sampled - products.count)
             if plan.rtol is not None and found.sampled >= FEWEST_TO_CLOSE:
                 found.close(plan.rtol)
                 if not found.open:
@@ -109,10 +113,11 @@ class _Found:
         self._groups: list[Tensor] = []  # of the open blocks, (blocks, g) or (blocks, g, g)
         self._closed: dict[str, tuple[Tensor, Tensor, int, int]] = {}
 
-    def add(self, U: Tensor) -> None:
-        """Samples (g, numbers of the open blocks)."""
-        self._groups.append(_squares(U, self.open) if self.quantity == "trace" else _grams(U, self.open))
-        self.sampled += U.shape[0]
+    def add(self, samples: Iterable[Sample]) -> None:
+        """A group of samples."""
+        forms = _squares(samples, self.open) if self.quantity == "trace" else _grams(samples, self.open)
+        self._groups.append(forms)
+        self.sampled += forms.shape[1]
 
     def close(self, rtol: float) -> None:
         """Leave out the blocks that are close enough, and those that are but rounding beside the others."""
@@ -156,21 +161,34 @@ def _groups(plan: Effort, seed: int, group: int) -> Iterator[list[int]]:
             size = min(group, max(FEWEST, math.ceil(0.3 * done)))
 
 
-def _squares(U: Tensor, blocks: Blocks) -> Tensor:
-    """‖u_b‖² for every block and sample, (blocks, g)."""
-    return _over_parts(U, blocks, lambda u: u.double().square().sum(0))
+def _squares(samples: Iterable[Sample], blocks: Blocks) -> Tensor:
+    """‖u_b‖² / c for every block and sample, (blocks, g)."""
+
+    def square(u: Parts, block: Block) -> Tensor:
+        norms = [vector_norm(_taken(u, part), dtype=torch.float64) for part in block.parts]
+        return torch.stack(norms).square().sum()
+
+    columns = [torch.stack([square(u, block) for block in blocks.values()]) / c for u, c in samples]
+    return torch.stack(columns, dim=1).cpu()
 
 
-def _grams(U: Tensor, blocks: Blocks) -> Tensor:
-    """⟨u_b, u'_b⟩ for every block and pair of samples, (blocks, g, g)."""
-    return _over_parts(U, blocks, lambda u: u.double().T @ u.double())
+def _grams(samples: Iterable[Sample], blocks: Blocks) -> Tensor:
+    """⟨u_b, u'_b⟩ / c for every block and pair of samples, (blocks, g, g)."""
+    group = list(samples)
+    scale = torch.tensor([c for _, c in group], dtype=torch.float64).rsqrt()
+
+    def gram(part: Part) -> Tensor:
+        U = torch.stack([_taken(u, part).reshape(-1) for u, _ in group]).double()
+        return U @ U.T
+
+    grams = torch.stack([torch.stack([gram(part) for part in block.parts]).sum(0) for block in blocks.values()])
+    return grams.cpu() * scale[:, None] * scale
 
 
-def _over_parts(U: Tensor, blocks: Blocks, form: Callable[[Tensor], Tensor]) -> Tensor:
-    """A quadratic form of every block: the sum of that of its parts, (numbers, g) each."""
-    pieces = Pieces(blocks.order, U.T)
-    forms = ([form(pieces[part]) for part in block.parts] for block in blocks.values())
-    return torch.stack([torch.stack(form).sum(0) for form in forms]).cpu()
+def _taken(u: Parts, part: Part) -> Tensor:
+    """A part of a parameter, as it lies in memory where it is whole."""
+    values = u[part.parameter]
+    return values if part.whole else part.take(values.reshape(-1))
 
 
 def _in_samples(products: Products, size: int) -> Progress:

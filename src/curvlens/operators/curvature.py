@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from curvlens.blocks import Layout
@@ -104,23 +102,16 @@ class GaussNewton(Curvature):
         """Whether `roots` can be drawn: a square diagonal block, and a loss with a square root of its curvature."""
         return self._root is not None and self.rows == self.columns
 
-    def roots(self, seeds: Sequence[int], progress: Progress | None = None) -> Tensor:
-        """One u = Jᵀ M^½ z for each seed, as rows; E u uᵀ is this matrix. One backward pass each."""
+    def roots(self, seeds: Sequence[int], progress: Progress | None = None) -> Iterator[tuple[Parts, float]]:
+        """For each seed u = Jᵀ M^½ z by whole parameters, and c with E u uᵀ / c = this matrix: one backward pass."""
         root, whole = self._root, self.rows.whole
         assert root is not None
 
         def job(graph: Graph, j: int, retain: bool) -> Parts:
             return graph.pull(whole.names, root(graph, seeds[j]), retain=retain)
 
-        totals, count = engine_of(self.problem).sums(len(seeds), job, whole, whole, progress)
-        # Independent terms: their sum is to be divided by the root of what their squares are divided by.
-        result = torch.empty(len(seeds), self.rows.size, dtype=self.dtype, device=self.device)
-        for row in result:
-            if whole == self.rows:
-                totals.pop(0).over(math.sqrt(count), out=row)
-            else:
-                row.copy_(whole.extract(self.rows, totals.pop(0).over(math.sqrt(count))))
-        return result
+        for total, count in engine_of(self.problem).sums(len(seeds), job, whole, whole, progress):
+            yield total.parts(), count
 
     def _quadratic(self, v: Tensor) -> float:
         """⟨J v, M J v⟩: half the cost of a product, since nothing is pulled back to the parameters."""

@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError
@@ -44,12 +46,14 @@ class _Meter:
         self.limit = limit
         self.bytes = 0
         owned = [*problem.model.parameters(), *problem.model.buffers()]
-        self._seen = {p.untyped_storage().data_ptr() for p in owned}
+        self._owned = {p.untyped_storage()._cdata for p in owned}
+        # Weak references hold no memory, but keep the identity of a freed storage from being given to another.
+        self._seen: dict[int, tuple[Any, int]] = {}
 
     def count(self, x: Tensor) -> Tensor:
         storage = x.untyped_storage() if x.layout == torch.strided else None
-        if storage is not None and storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
+        if storage is not None and storage._cdata not in self._owned and storage._cdata not in self._seen:
+            self._seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
             self.bytes += storage.nbytes()
             if self.limit is not None and self.bytes > self.limit:
                 raise _OverBudgetError
@@ -60,6 +64,7 @@ class _Meter:
         # Detached: a node that saved its own output as it is would hold on to itself for good.
         with torch.autograd.graph.saved_tensors_hooks(lambda x: self.count(x).detach(), lambda x: x):
             yield
+        self.bytes = sum(size for ref, size in self._seen.values() if not ref.expired())
 
 
 @dataclass
@@ -98,16 +103,19 @@ class Total:
         for name, part in parts.items():
             self._sum[self.rows.slices[name]] += part.detach().reshape(-1)
 
-    def over(self, count: float, out: Tensor | None = None) -> Tensor:
+    def parts(self) -> Parts:
+        """The sum, by parameter and without a copy."""
+        return self._first or {} if self._sum is None else self.rows.unflatten(self._sum)
+
+    def over(self, count: float) -> Tensor:
         """The sum divided by a number, in the dtype of the parameters."""
         if self._sum is not None:
-            divided = self._sum.div_(count)
-            return divided.to(self.problem.dtype) if out is None else out.copy_(divided)
-        return self._written(self._first or {}, count, dtype=self.problem.dtype, out=out)
+            return self._sum.div_(count).to(self.problem.dtype)
+        return self._written(self._first or {}, count, dtype=self.problem.dtype)
 
-    def _written(self, parts: Parts, count: float, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    def _written(self, parts: Parts, count: float, dtype: torch.dtype) -> Tensor:
         """Parts divided by a number, one behind the other: every number is read and written once."""
-        result = torch.empty(self.rows.size, dtype=dtype, device=self.problem.device) if out is None else out
+        result = torch.empty(self.rows.size, dtype=dtype, device=self.problem.device)
         for name, place in self.rows.slices.items():
             if name in parts:
                 torch.div(parts[name].reshape(-1).to(dtype), count, out=result[place])
@@ -155,38 +163,53 @@ class Engine:
         def job(graph: Graph, j: int, retain: bool) -> Parts:
             return product(graph, rows.names, parts[j], retain)
 
-        totals, count = self.sums(k, job, rows, columns, progress)
-        return torch.stack([t.over(count) for t in totals], dim=1) if k != 1 else totals[0].over(count)[:, None]
+        applied = [total.over(count) for total, count in self.sums(k, job, rows, columns, progress)]
+        return torch.stack(applied, dim=1) if k != 1 else applied[0][:, None]
 
     def sums(
         self, k: int, job: Job, rows: Layout, columns: Layout, progress: Progress | None = None
-    ) -> tuple[list[Total], float]:
-        """``job(graph, j, retain)`` for j < k summed over all graphs, and the count to divide by."""
-        totals = [Total(rows, self.problem) for _ in range(k)]
-        count, done = 0.0, 0
-        for graph, kept in self.graphs((*rows.names, *columns.names)):
-            for j in range(k):
-                totals[j].add(job(graph, j, kept or j + 1 < k))
-                done += 1
-                if progress is not None:
-                    progress(done, len(self._plan) * k if self._plan is not None else None)
-            count += graph.count
-            del graph  # before the next one is built
-        return totals, self.problem.checked_count(count)
+    ) -> Iterator[tuple[Total, float]]:
+        """``job(graph, j, retain)`` summed over all graphs, for one j < k after the other, and the count to divide by.
+
+        One at a time where all graphs are kept, so that only one sum is held; together where graphs are rebuilt.
+        """
+        done = 0
+        with self.problem.isolated():
+            held = self._held()
+            for group in [range(k)] if held is None else [range(j, j + 1) for j in range(k)]:
+                totals, count = [Total(rows, self.problem) for _ in group], 0.0
+                for graph, kept in self.graphs((*rows.names, *columns.names)) if held is None else held:
+                    for total, j in zip(totals, group, strict=True):
+                        total.add(job(graph, j, kept or j + 1 < k))
+                        done += 1
+                        if progress is not None:
+                            progress(done, len(self._plan) * k if self._plan is not None else None)
+                    count += graph.count
+                    del graph  # before the next one is built
+                count = self.problem.checked_count(count)
+                while totals:
+                    yield totals.pop(0), count
 
     def graphs(self, names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
         """All graphs in the order of the data, and whether each is kept; rebuilt ones know the named parameters."""
         with self.problem.isolated():
-            if self._point is None or not self.problem.is_at(self._point):
-                self._plan, self._point = None, self.problem.point()
-            if self._plan is None:
+            held = self._held()
+            if held is not None:
+                yield from held
+            elif self._plan is None:
                 yield from self._first_pass()
-            elif not self.rebuilds:
-                self.problem.data.check_unchanged()
-                yield from ((entry.graph, True) for entry in self._plan if entry.graph is not None)
             else:
                 ordered = [name for name in self.problem.layout.names if name in names]
                 yield from self._later_pass(self._plan, ordered)
+
+    def _held(self) -> list[tuple[Graph, bool]] | None:
+        """All graphs, if all are kept and belong to the model and the data as they are now."""
+        if self._point is None or not self.problem.is_at(self._point):
+            self._plan, self._point = None, self.problem.point()
+        if self._plan is None or self.rebuilds:
+            return None
+        self.problem.data.check_unchanged()
+        return [(entry.graph, True) for entry in self._plan if entry.graph is not None]
 
     def _first_pass(self) -> Iterator[tuple[Graph, bool]]:
         """Build every graph, keep what fits, cut what does not, and write down what was decided."""
