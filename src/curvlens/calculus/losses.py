@@ -52,7 +52,8 @@ def cross_entropy_sqrt_curvature(
     for chunk in _chunks(*logits.shape):
         p = _softmax(logits[chunk])
         part = p.sqrt().mul_(z[chunk])
-        out[chunk] = part.addcmul_(p, part.sum(-1, keepdim=True), value=-1).mul_(mass[chunk, None].sqrt())
+        part.addcmul_(p, part.sum(-1, keepdim=True), value=-1)
+        torch.mul(part, mass[chunk, None].sqrt(), out=out[chunk])
     return out
 
 

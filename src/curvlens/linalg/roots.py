@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from curvlens.blocks import Block, Blocks, By, Layout
+from curvlens.blocks import Blocks, By, Layout
 from curvlens.blocks.parts import Part
 from curvlens.errors import CurvlensError, listing
 from curvlens.linalg.basis import Store, budget
@@ -163,13 +163,14 @@ def _groups(plan: Effort, seed: int, group: int) -> Iterator[list[int]]:
 
 def _squares(samples: Iterable[Sample], blocks: Blocks) -> Tensor:
     """‖u_b‖² / c for every block and sample, (blocks, g)."""
-
-    def square(u: Parts, block: Block) -> Tensor:
-        norms = [vector_norm(_taken(u, part), dtype=torch.float64) for part in block.parts]
-        return torch.stack(norms).square().sum()
-
-    columns = [torch.stack([square(u, block) for block in blocks.values()]) / c for u, c in samples]
-    return torch.stack(columns, dim=1).cpu()
+    parts = [(i, part) for i, block in enumerate(blocks.values()) for part in block.parts]
+    columns = [
+        torch.stack([vector_norm(_taken(u, part), dtype=torch.float64) for _, part in parts]).square() / c
+        for u, c in samples
+    ]
+    squares = torch.stack(columns, dim=1).cpu()
+    place = torch.tensor([i for i, _ in parts])
+    return squares.new_zeros(len(blocks), squares.shape[1]).index_add_(0, place, squares)
 
 
 def _grams(samples: Iterable[Sample], blocks: Blocks) -> Tensor:

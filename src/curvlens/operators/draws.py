@@ -14,6 +14,8 @@ from curvlens.operators.graph import Seam
 Draw = Callable[[Any, Any, torch.Generator], Any]
 """(outputs, batch, generator) → a tree like the outputs."""
 
+_BITS = torch.tensor([[1 << i] for i in range(8)], dtype=torch.uint8)
+
 
 def drawn(seam: Seam, seed: int, draw: Draw) -> list[Tensor]:
     """The floating-point tensors of ``draw``, called sample by sample where outputs and batch can be cut."""
@@ -38,7 +40,9 @@ def signs(outputs: Any, batch: Any, generator: torch.Generator) -> Any:
     def sign(x: Tensor) -> Tensor:
         if not x.is_floating_point():
             return x
-        return (torch.randint(2, x.shape, generator=generator, dtype=torch.int8) * 2 - 1).to(x)
+        octets = torch.randint(256, (1, -(-x.numel() // 8)), generator=generator, dtype=torch.uint8)
+        bits = (octets & _BITS).flatten()[: x.numel()].view(x.shape)  # eight signs a draw
+        return (bits != 0).to(x).mul_(2).sub_(1)
 
     return batches.map_tensors(sign, outputs)
 
