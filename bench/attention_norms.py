@@ -59,18 +59,17 @@ def exact(model: Block, ids: Tensor, labels: Tensor) -> Norms:
         y = x[:, model.counted] + of
         hidden = y @ model.up
         logits = (y + hidden.relu() @ model.down) @ model.unembed
-        # the Jacobian from the output of attention to the logits, (…, d, vocabulary)
-        jacobian = model.unembed + model.up @ ((hidden > 0)[..., None] * (model.down @ model.unembed))
+        # the Jacobian from the output of attention to the logits, (…, vocabulary, d)
+        jacobian = model.unembed.T + ((hidden > 0)[..., None, :] * (model.down @ model.unembed).T) @ model.up.T
         p = logits.softmax(-1)
         share = 1 / labels[:, model.counted].shape[1]
         target = nn.functional.one_hot(labels[:, model.counted], p.shape[-1]).to(p.dtype)
-        g = share * (jacobian @ (p - target)[..., None]).squeeze(-1)
-        back = jacobian * p.sqrt()[..., None, :] - (jacobian @ p[..., None]) * p.sqrt()[..., None, :]
-        grad = torch.zeros_like(x)
-        grad[:, model.counted] = g
-        curvature = x.new_zeros(*x.shape, x.shape[-1])
-        curvature[:, model.counted] = share * (back @ back.mT)
-        H = attention.hessian(x, model.q, model.k, (model.v, model.o), grad=grad, curvature=curvature, mask="causal")
+        g = share * ((p - target)[..., None, :] @ jacobian).squeeze(-2)
+        back = (p.sqrt()[..., None] * (jacobian - p[..., None, :] @ jacobian)).mT
+        grad, root = torch.zeros_like(x), x.new_zeros(*x.shape, p.shape[-1])
+        grad[:, model.counted], root[:, model.counted] = g, share**0.5 * back
+        S = attention.Root(root)
+        H = attention.hessian(x, model.q, model.k, (model.v, model.o), grad=grad, curvature=S, mask="causal")
         return {f"{block} {part}": H.norm(block, part) for block in "QV" for part in ("total", "outer", "functional")}
 
 

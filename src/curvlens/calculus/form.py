@@ -35,6 +35,7 @@ class Form:
         self.title = title
         self._terms = terms
         self._cache: dict[tuple[str, str], list[Term]] = {}
+        self._norms: dict[tuple[str, str], float] = {}
         self._order = {name: i for i, name in enumerate(self.shapes)}
         self.slices: dict[str, slice] = {}
         self.size = 0
@@ -61,7 +62,7 @@ class Form:
         if self._order[first] > self._order[second]:
             return [term.T for term in self.terms(second, first)]
         if (first, second) not in self._cache:
-            self._cache[first, second] = merged(self._terms(first, second))
+            self._cache[first, second] = list(self._terms(first, second))
         return self._cache[first, second]
 
     def pair(self, key: Key) -> tuple[str, str]:
@@ -91,7 +92,7 @@ class Form:
         return self._summed(first, second).reshape(rows, columns)
 
     def _summed(self, first: str, second: str) -> Tensor:
-        return summed(self.terms(first, second), self._axes(first, second), self._like)
+        return summed(merged(self.terms(first, second)), self._axes(first, second), self._like)
 
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`."""
@@ -112,7 +113,10 @@ class Form:
         """The Frobenius norm of a block, or of the whole; exact."""
         if key is not None:
             first, second = self.pair(key)
-            return math.sqrt(max(squared_norm(self.terms(first, second), self._axes(first, second)), 0.0))
+            if (first, second) not in self._norms:
+                square = squared_norm(self.terms(first, second), self._axes(first, second))
+                self._norms[first, second] = math.sqrt(max(square, 0.0))
+            return self._norms[first, second]
         names = self.names
         total = 0.0
         for i, first in enumerate(names):

@@ -7,8 +7,10 @@ tokens than the block has rows it is less work to build the block in panels of r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from curvlens.calculus.terms import Given, Pair, Term, Tokens, merged
 
@@ -18,7 +20,7 @@ CHUNK = 1 << 22
 
 def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:
     """‖Σ terms‖²_F without the block: by inner products of the terms, or by panels of rows where that is less work."""
-    terms = merged(terms)
+    terms = merged(gathered(terms))
     if not terms:
         return 0.0
     block = shape[0] * shape[1] * shape[2] * shape[3]
@@ -43,6 +45,41 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
         panel = sum((term.rows(part).dense() for term in terms[1:]), terms[0].rows(part).dense())
         total += float(panel.double().square().sum())
     return total
+
+
+def gathered(terms: Sequence[Term]) -> list[Term]:
+    """The same terms, one token for all with equal vectors: at one place of a text the words are often the same."""
+    groups: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor] | None] = {}
+    result: list[Term] = []
+    for term in terms:
+        if isinstance(term, Tokens):
+            key = (id(term.u), id(term.w))
+            if key not in groups:
+                groups[key] = _groups(term.u, term.w)
+            found = groups[key]
+            if found is not None:
+                u, w, place = found
+                matrix = term.matrix.new_zeros(len(u), *term.matrix.shape[1:]).index_add_(0, place, term.matrix)
+                result.append(replace(term, u=u, w=w, matrix=matrix))
+                continue
+        result.append(term)
+    return result
+
+
+def _groups(u: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Distinct pairs of vectors and the place of every token among them; None if all are distinct."""
+    vectors = u if u is w else torch.cat([u, w], 1)
+    seen: dict[bytes, int] = {}
+    place: list[int] = []
+    first: list[int] = []
+    for i, row in enumerate(vectors.contiguous().view(torch.uint8).cpu().numpy()):
+        place.append(seen.setdefault(row.tobytes(), len(seen)))
+        if place[-1] == len(first):
+            first.append(i)
+    if len(first) == len(place):
+        return None
+    distinct = u[first]
+    return distinct, distinct if u is w else w[first], torch.tensor(place, device=u.device)
 
 
 def inner(first: Term, second: Term) -> float:
@@ -81,13 +118,21 @@ def inner(first: Term, second: Term) -> float:
 def _tokens(first: Tokens, second: Tokens) -> float:
     """Σ_nm of the inner products of token n of the first with token m of the second."""
     if first.axes == second.axes:
+        same = first is second
+        if first.symmetric and second.symmetric:
+            packed = _packed(first)
+            first, second = packed, packed if same else _packed(second)
+        count = first.u.shape[0]
         step = max(1, CHUNK // second.u.shape[0])
+        step = min(step, max(1, count // 8)) if same else step
         total = 0.0
-        flat = second.matrix.flatten(1).T
-        for start in range(0, first.u.shape[0], step):
-            rows = slice(start, start + step)
-            gram = (first.u[rows] @ second.u.T) * (first.w[rows] @ second.w.T) * (first.matrix[rows].flatten(1) @ flat)
-            total += float(gram.double().sum())
+        for start in range(0, count, step):
+            some = slice(start, start + step)
+            if same:  # what is left of the diagonal is what is right of it
+                after = slice(start + step, count)
+                total += _gram(first, some, second, some) + 2 * _gram(first, some, second, after)
+            else:
+                total += _gram(first, some, second, slice(None))
         return total
     # one vector axis is shared; the other vector of each lies on an axis of the other's matrix
     shared = ({first.on_u, first.on_w} & {second.on_u, second.on_w}).pop()
@@ -99,9 +144,25 @@ def _tokens(first: Tokens, second: Tokens) -> float:
     step = max(1, CHUNK // max(1, second.u.shape[0] * second.matrix.shape[1]))
     total = 0.0
     for start in range(0, first.u.shape[0], step):
-        rows = slice(start, start + step)
-        left = torch.einsum(f"n{first.on_matrix},m{b}->nm{common}", first.matrix[rows], u2)
-        right = torch.einsum(f"m{second.on_matrix},n{a}->nm{common}", second.matrix, u1[rows])
-        gram = (s1[rows] @ s2.T) * (left * right).sum(-1)
+        some = slice(start, start + step)
+        left = torch.einsum(f"n{first.on_matrix},m{b}->nm{common}", first.matrix[some], u2)
+        right = torch.einsum(f"m{second.on_matrix},n{a}->nm{common}", second.matrix, u1[some])
+        gram = (s1[some] @ s2.T) * (left * right).sum(-1)
         total += float(gram.double().sum())
     return total
+
+
+def _packed(term: Tokens) -> Tokens:
+    """P_n by its upper triangle, with the same inner products."""
+    size = term.matrix.shape[1]
+    rows, columns = torch.triu_indices(size, size, device=term.matrix.device)
+    triangle = term.matrix.flatten(1).index_select(1, rows * size + columns)
+    triangle *= torch.where(rows == columns, 1.0, 2**0.5).to(triangle.dtype)
+    return replace(term, matrix=triangle[..., None])
+
+
+def _gram(first: Tokens, some: slice, second: Tokens, others: slice) -> float:
+    """Σ (u_n·u_m)(w_n·w_m)⟨P_n, P_m⟩ over some tokens n of the first and others m of the second."""
+    on_u, on_w = first.u[some] @ second.u[others].T, first.w[some] @ second.w[others].T
+    on_matrix = first.matrix[some].flatten(1) @ second.matrix[others].flatten(1).T
+    return float((on_u * on_w * on_matrix).double().sum())

@@ -28,7 +28,7 @@ def alike(tensors: dict[str, Tensor]) -> None:
         if not tensor.numel():
             raise CurvlensError(f"{name} of shape {tuple(tensor.shape)} is empty.")
         # a sum is finite only if all are: one pass, and no mask
-        if not math.isfinite(float(tensor.sum())) and not tensor.isfinite().all():
+        if not math.isfinite(float(tensor.detach().sum())) and not tensor.isfinite().all():
             raise CurvlensError(f"{name} has NaN or infinite entries ({int((~tensor.isfinite()).sum())} of them).")
 
 

@@ -43,12 +43,18 @@ def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k 
     M3 has l·d³ numbers. For the Hessian of attention `contracted` is what is needed.
     """
     x = x.expand(*attention.shape[:-2], *x.shape[-2:])
+    y = deviations(attention, x)
+    weighted = attention[..., None] * y
+    second = weighted.transpose(-1, -2) @ y
+    third = torch.einsum("...jp,...jq,...jr->...pqr", weighted, y, y)
     _, r, from_r = _about_largest(attention, x)
-    deviations = (x[..., None, :, :] - r[..., :, None, :]) - from_r[..., :, None, :]  # (…, l, k, d)
-    weighted = attention[..., None] * deviations
-    second = weighted.transpose(-1, -2) @ deviations
-    third = torch.einsum("...jp,...jq,...jr->...pqr", weighted, deviations, deviations)
     return Moments(r + from_r, second, third)
+
+
+def deviations(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*batch k d"]) -> Float[Tensor, "*batch l k d"]:
+    """x_j − m_i for every row i and token j; what is small is a difference of small numbers."""
+    _, r, from_r = _about_largest(attention, x)
+    return (x[..., None, :, :] - r[..., :, None, :]) - from_r[..., :, None, :]
 
 
 class Contracted(NamedTuple):

@@ -32,6 +32,8 @@ class Tokens:
     on_u: str
     on_w: str
     on_matrix: str
+    symmetric: bool = False
+    """Whether every P_n is known to be symmetric: so it is in a diagonal block."""
 
     @property
     def T(self) -> Tokens:
@@ -79,8 +81,8 @@ class Tokens:
         if self.on_w == "a":
             return replace(self, w=self.w[:, part])
         if self.on_matrix[0] == "a":
-            return replace(self, matrix=self.matrix[:, part])
-        return replace(self, matrix=self.matrix[:, :, part])
+            return replace(self, matrix=self.matrix[:, part], symmetric=False)
+        return replace(self, matrix=self.matrix[:, :, part], symmetric=False)
 
 
 @dataclass(frozen=True)

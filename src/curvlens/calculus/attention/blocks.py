@@ -12,7 +12,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from curvlens.calculus.attention.layer import Curvature, Layer
+from curvlens.calculus.attention.curvature import Curvature, Root, is_zero
+from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.terms import TRANSPOSED, Pair, Term, Tokens
 
@@ -54,51 +55,56 @@ def terms(state: State, first: Slot, second: Slot, part: Part) -> list[Term]:
 
 def outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> list[Term]:
     """Σ_i J_iᵀ S_i J_i."""
-    if not isinstance(curvature, Tensor) and curvature == 0:
+    if is_zero(curvature):
         return []
+    key = (first, second, id(curvature))
+    if key not in state.outer_terms:
+        state.outer_terms[key] = [_outer(state, first, second, curvature)]
+    return state.outer_terms[key]
+
+
+def _outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> Term:
     u, w = (state.vector(slot.letter, slot.head) for slot in (first, second))
-    left, right = (state.jacobian(slot.letter, slot.head) for slot in (first, second))
     (on_u, row), (on_w, column) = first.axes(row=True), second.axes(row=False)
+    same = first == second
+    if isinstance(curvature, Root):
+        seen = state.jacobian_times(first.letter, first.head, curvature)
+        other = seen if same else state.jacobian_times(second.letter, second.head, curvature)
+        return Tokens(u, w, seen @ other.mT, on_u, on_w, row + column, same)
+    left, right = (state.jacobian(slot.letter, slot.head) for slot in (first, second))
     if isinstance(curvature, Tensor):
         sandwich = curvature if left is None else left @ curvature
         sandwich = sandwich if right is None else sandwich @ right.mT
-        return [Tokens(u, w, sandwich, on_u, on_w, row + column)]
+        return Tokens(u, w, sandwich, on_u, on_w, row + column, same)
     middle = left if right is None else right.mT if left is None else left @ right.mT
     if middle is None or middle.ndim == 2:  # the same for all tokens
-        return [Pair(curvature * (u.mT @ w), middle, on_u + on_w, row + column, first.shape["ad".index(row)])]
-    return [Tokens(u, w, curvature * middle, on_u, on_w, row + column)]
+        return Pair(curvature * (u.mT @ w), middle, on_u + on_w, row + column, first.shape["ad".index(row)])
+    return Tokens(u, w, curvature * middle, on_u, on_w, row + column, same)
 
 
 def functional(state: State, first: Slot, second: Slot) -> list[Term]:
     """⟨g, ∂²F⟩ of two matrices of one head; zero between values, and between heads."""
-    layer, h = state.layer, first.head
+    layer, phi, h = state.layer, state.potential, first.head
     pair = first.letter + second.letter
     x, q = (state.vector(slot.letter, slot.head) for slot in (first, second))
     if pair in ("QQ", "KK", "QK"):
         found: list[Term] = []
-        if state.G is not None:
-            if pair == "KK":
-                found.append(Tokens(x, q, state.scaled_third[h], "d", "e", "ac"))
-            else:
-                third = state.GK[h]
-                if pair == "QK":
-                    found.append(Tokens(x, q, third, "a", "e", "dc"))
-                else:
-                    matrix = third if layer.WK is None else third @ layer.WK[h]
-                    found.append(Tokens(x, q, matrix, "a", "c", "de"))
+        if phi.has_third:
+            third = phi.third("K" if first.letter == "Q" else "X", "K" if second.letter == "Q" else "X")
+            (on_x, row), (on_q, column) = first.axes(row=True), second.axes(row=False)
+            found.append(Tokens(x, q, third[h], on_x, on_q, row + column, first == second))
         if pair == "QK":
             found.append(scores(state, h))
         return found
     if pair == "VO":
-        return [Pair(state.m[h].mT @ state.g, None, "ae", "dc", first.shape[1])]
+        return [Pair(phi.mean[h].mT @ state.g, None, "ae", "dc", first.shape[1])]
     if second.letter not in "VO" or first.letter not in "QK":
         return []
+    moment = phi.second("X", "K" if first.letter == "Q" else "X")[h]
     if second.letter == "V":
         cotangent = state.g if layer.up is None else state.g @ layer.up[h].mT
-        moment = state.MK[h] if first.letter == "Q" else state.scaled_second[h]
     else:
-        cotangent = state.g
-        moment = layer.down[h].mT @ (state.MK[h] if first.letter == "Q" else state.scaled_second[h])
+        cotangent, moment = state.g, layer.down[h].mT @ moment
     on_vector, on_index = first.axes(row=True)
     return [Tokens(x, cotangent, moment, on_vector, "e", "c" + on_index)]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from curvlens.calculus.attention.curvature import Curvature
 from curvlens.calculus.attention.hessian import AttentionHessian
 from curvlens.calculus.attention.layer import Kind, Value, layer, loss
 from curvlens.errors import CurvlensError
@@ -35,7 +36,7 @@ def hessian(
     target: Tensor | None = None,
     *,
     grad: Tensor | None = None,
-    curvature: float | Tensor | tuple[float | Tensor, float | Tensor] | None = None,
+    curvature: Curvature | tuple[Curvature, Curvature] | None = None,
     mask: str | Tensor | None = None,
     temperature: float = 1.0,
     kind: Kind = "softmax",
@@ -54,8 +55,9 @@ def hessian(
         WV: (d, d_V), or a pair (down (d, r), up (r, d_V)) for a value of low rank; with a leading head axis as WQ.
         target: Y (…, L, d_V), for the square loss ‖F − Y‖²/(L d_V).
         grad: For any other loss, ∂ℓ/∂F of each sample, (…, L, d_V).
-        curvature: And ∂²ℓ/∂f_i² of each token, (…, L, d_V, d_V), or c for c·I; or a pair (gauss_newton, rest) where
-            something non-linear follows the layer: the first goes into the outer part, the rest into the functional.
+        curvature: And ∂²ℓ/∂f_i² of each token, (…, L, d_V, d_V), or c for c·I, or `Root` (R) for R Rᵀ; or a pair
+            (gauss_newton, rest) where something non-linear follows the layer: the first goes into the outer part, the
+            rest into the functional.
         mask: None, "causal", or a boolean tensor (L, L_k) or (…, L, L_k), True where a query may attend to a key. A
             query that may attend to nothing has output 0.
         temperature: t.

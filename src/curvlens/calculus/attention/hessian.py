@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.blocks import Part, Slot, scores, slots, terms
+from curvlens.calculus.attention.curvature import counts, is_zero, rows
 from curvlens.calculus.attention.kernel import RankBound, gauge, rank_bound
 from curvlens.calculus.attention.layer import Layer, Loss
 from curvlens.calculus.attention.products import along_tokens, by_moments
@@ -79,26 +80,23 @@ class AttentionHessian:
     def _state(self) -> State:
         # tokens of which the loss knows nothing add nothing
         g, parts = self.loss.gradient, (self.loss.outer, self.loss.rest)
-        if all(isinstance(s, Tensor) or s == 0 for s in parts):
-            counts = (g != 0).any(-1)
-            for s in parts:
-                counts = counts | (s != 0).flatten(-2).any(-1) if isinstance(s, Tensor) else counts
-            keep = counts.any(0).nonzero()[:, 0]
+        if all(is_zero(s) or not isinstance(s, float) for s in parts):
+            knows = (g != 0).any(-1) | counts(parts[0]) | counts(parts[1])
+            keep = knows.any(0).nonzero()[:, 0]
             if 0 < len(keep) < g.shape[1]:
-                reduced = Loss(g[:, keep], *(s[:, keep] if isinstance(s, Tensor) else s for s in parts))
-                return State(self.layer.rows(keep), reduced)
+                return State(self.layer.rows(keep), Loss(g[:, keep], *(rows(s, keep) for s in parts)))
         return State(self.layer, self.loss)
 
     def _terms(self, first: str, second: str, part: Part) -> list[Term]:
         if first in self._slots and second in self._slots:
             return terms(self._state, self._slots[first], self._slots[second], part)
         form = self._form(part)
-        (rows, columns), size = form.shapes[second], form.size
-        form.room(form.shapes[first][0] * form.shapes[first][1] * rows * columns, f"The block ({first}, {second})")
-        unit = torch.zeros(size, rows * columns, dtype=form.dtype, device=form.device)
-        unit[form.slices[second]] = torch.eye(rows * columns, dtype=form.dtype, device=form.device)
+        (height, width), size = form.shapes[second], form.size
+        form.room(form.shapes[first][0] * form.shapes[first][1] * height * width, f"The block ({first}, {second})")
+        unit = torch.zeros(size, height * width, dtype=form.dtype, device=form.device)
+        unit[form.slices[second]] = torch.eye(height * width, dtype=form.dtype, device=form.device)
         block = self.matvec(unit, part)[form.slices[first]]
-        return [Given(block.view(*form.shapes[first], rows, columns))]
+        return [Given(block.view(*form.shapes[first], height, width))]
 
     def _form(self, part: str) -> Form:
         if part not in PARTS:
@@ -110,7 +108,10 @@ class AttentionHessian:
 
     def norm(self, block: Key | None = None, part: Part = "total") -> float:
         """The Frobenius norm of a block (``"Q"`` or ``("Q", "K")``) or of the whole, exact."""
-        return self._form(part).norm(block)
+        form = self._form(part)
+        if part == "total" and block is not None and not self.functional.terms(*form.pair(block)):
+            form = self.outer  # which is all there is of it
+        return form.norm(block)
 
     def trace(self, block: str | None = None, part: Part = "total") -> float:
         """The trace of a diagonal block or of the whole, exact."""

@@ -14,14 +14,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from curvlens.calculus.attention.curvature import Curvature, Root, counts
 from curvlens.calculus.inputs import alike
 from curvlens.calculus.softmax import softmax
 from curvlens.errors import CurvlensError
 
 Kind = Literal["softmax", "linear"]
 Value = Tensor | tuple[Tensor, Tensor]
-Curvature = float | Tensor
-"""A number c stands for c·I."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,11 @@ class Layer:
     def d_out(self) -> int:
         """Columns of F."""
         return (self.down if self.up is None else self.up).shape[-1]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of F: (B, L, d_out)."""
+        return (*self.queries.shape[:2], self.d_out)
 
     @cached_property
     def WV(self) -> Tensor:
@@ -214,7 +218,7 @@ def loss(of: Layer, batch: Sequence[int], target: Any, grad: Any, curvature: Any
             raise CurvlensError("The square loss has its own curvature: give target= alone, or grad= and curvature=.")
         _fits("target", target, shape, of)
         c = 2 * scale / (of.queries.shape[1] * of.d_out)
-        return Loss(c * (of.output - target.detach().reshape(of.output.shape)), c, 0.0)
+        return Loss(c * (of.output - target.detach().reshape(of.shape)), c, 0.0)
     if curvature is None:
         raise CurvlensError(
             "grad= needs curvature=, the second derivative at every output token: a tensor (…, L, d, d), a number c "
@@ -223,25 +227,31 @@ def loss(of: Layer, batch: Sequence[int], target: Any, grad: Any, curvature: Any
     _fits("grad", grad, shape, of)
     outer, rest = curvature if isinstance(curvature, (tuple, list)) else (curvature, 0.0)
     # rounding is judged by the larger of a pair: the rest may be a difference of two that are equal
-    size = max((float(part.abs().max()) for part in (outer, rest) if isinstance(part, Tensor)), default=0.0)
+    tensors = [part for part in (outer, rest) if isinstance(part, Tensor)]
+    size = max((float(torch.linalg.vector_norm(part, ord=torch.inf)) for part in tensors if part.numel()), default=0.0)
     named = (("curvature", outer), ("curvature[1]", rest))
     parts = [_curvature(name, part, shape, of, scale, size) for name, part in named]
-    return Loss(scale * grad.detach().reshape(of.output.shape), *parts)
+    return Loss(scale * grad.detach().reshape(of.shape), *parts)
 
 
 def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Layer, scale: float, size: float) -> Curvature:
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return scale * given
+    if isinstance(given, Root):
+        columns = given.R.shape[-1] if isinstance(given.R, Tensor) and given.R.ndim else 0
+        _fits(f"the root of {name}", given.R, (*shape, columns), of)
+        return Root(scale**0.5 * given.R.detach().reshape(*of.shape, columns))
     _fits(name, given, (*shape, of.d_out), of)
-    given = given.detach()
-    asymmetry = float((given - given.mT).abs().max())
+    given = given.detach().reshape(*of.shape, of.d_out)
+    matrices = given[counts(given)]  # often only some tokens have a loss
+    asymmetry = float((matrices - matrices.mT).abs().max()) if len(matrices) else 0.0
     if asymmetry > 1e4 * torch.finfo(given.dtype).eps * size:
         raise CurvlensError(
             f"{name} is not symmetric (by {asymmetry:.2g}): it is ∂²ℓ/∂f², one symmetric matrix a token; "
-            "if it is a square root R, give R @ R.mT."
+            "if it is a square root R, give attention.Root(R)."
         )
-    symmetric: Tensor = scale * (given + given.mT) / 2
-    return symmetric.reshape(*of.output.shape, of.d_out)
+    symmetric: Tensor = given if asymmetry == 0 else (given + given.mT) / 2
+    return scale * symmetric
 
 
 def _fits(name: str, given: Any, shape: tuple[int, ...], of: Layer) -> None:

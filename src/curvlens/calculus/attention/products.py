@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.blocks import Part
-from curvlens.calculus.attention.layer import Curvature, Layer, Loss
+from curvlens.calculus.attention.curvature import applied
+from curvlens.calculus.attention.layer import Layer, Loss
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.softmax import gradient_rows
 
@@ -48,7 +49,7 @@ def by_moments(state: State, v: Directions, part: Part) -> dict[str, Tensor]:
         fd = _plus_product(fd, s.m, value)
     assert fd is not None
     curvature = state.total if part == "total" else state.outer if part == "outer" else state.rest
-    gd = _curve(curvature, fd if fd.ndim == 2 else fd.sum(0))
+    gd = applied(curvature, fd if fd.ndim == 2 else fd.sum(0))
     # backward: the directions of u = W_V g, of p = ∇²Φ u, and of the gradients
     if gd is not None and fd.ndim == 3:
         gd = gd.expand(fd.shape)
@@ -144,9 +145,9 @@ def along_tokens(layer: Layer, loss: Loss, v: Directions, part: Part) -> dict[st
     qd, kd, vd, ad = tangent.q, tangent.k, tangent.v, tangent.attention
     fd = tangent.output
     gd = {
-        "outer": lambda: _curve(loss.outer, fd),
-        "functional": lambda: _curve(loss.rest, fd),
-        "total": lambda: _plus(_curve(loss.outer, fd), _curve(loss.rest, fd)),
+        "outer": lambda: applied(loss.outer, fd),
+        "functional": lambda: applied(loss.rest, fd),
+        "total": lambda: _plus(applied(loss.outer, fd), applied(loss.rest, fd)),
     }[part]()
     # the adjoint of T, and the directions of the adjoints of T, q, k and v
     scores = g @ values.mT
@@ -221,13 +222,6 @@ def _through(layer: Layer, rows: Tensor) -> Tensor:
     if layer.kind == "softmax":
         return gradient_rows(layer.attention.expand(rows.shape), rows)
     return rows if layer.allowed is None else rows * layer.allowed
-
-
-def _curve(curvature: Curvature, fd: Tensor) -> Tensor | None:
-    """S_i ḟ_i for (k, …, d) directions; None if it is zero."""
-    if not isinstance(curvature, Tensor):
-        return curvature * fd if curvature else None
-    return (curvature @ fd[..., None]).squeeze(-1)
 
 
 def _plus(first: Tensor | None, second: Tensor | None) -> Tensor | None:

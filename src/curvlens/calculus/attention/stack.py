@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.blocks import slots
+from curvlens.calculus.attention.curvature import Curvature, applied
 from curvlens.calculus.attention.layer import Kind, Layer, Loss, Value, layer, loss
 from curvlens.calculus.attention.products import along_tokens, pull, push
 from curvlens.calculus.form import Form
@@ -98,12 +99,10 @@ def stack(
     return StackHessian(shapes, outer, functional)
 
 
-def _sandwich(moved: Tensor, curvature: float | Tensor) -> Tensor:
+def _sandwich(moved: Tensor, curvature: Curvature) -> Tensor:
     """T S Tᵀ of directions (size, B, L, d)."""
-    rows = moved.flatten(1)
-    if isinstance(curvature, Tensor):
-        return rows @ (curvature @ moved[..., None]).squeeze(-1).flatten(1).T
-    return curvature * (rows @ rows.T)
+    curved = applied(curvature, moved)
+    return moved.new_zeros(len(moved), len(moved)) if curved is None else moved.flatten(1) @ curved.flatten(1).T
 
 
 def _form(shapes: dict[str, tuple[int, int]], matrix: Tensor, title: str) -> Form:

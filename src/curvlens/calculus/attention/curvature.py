@@ -1,0 +1,78 @@
+"""The second derivative S_i = ∂²ℓ/∂f_i² of a loss at every output token: a number, matrices, or a root of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Root:
+    """S = R Rᵀ given by R, (…, L, d_V, r): for a loss of few classes r is small, and S is never built.
+
+    >>> Root(torch.ones(2, 1)).dense()
+    tensor([[1., 1.],
+            [1., 1.]])
+    """
+
+    R: Tensor
+
+    def dense(self) -> Tensor:
+        """S itself."""
+        return self.R @ self.R.mT
+
+
+Curvature = float | Tensor | Root
+"""A number c stands for c·I."""
+
+
+def flat(curvature: Curvature) -> Curvature:
+    """(B, L, …) as (B·L, …)."""
+    if isinstance(curvature, Root):
+        return Root(curvature.R.flatten(0, 1))
+    return curvature.flatten(0, 1) if isinstance(curvature, Tensor) else curvature
+
+
+def is_zero(curvature: Curvature) -> bool:
+    """Whether it is the number 0."""
+    return isinstance(curvature, float) and curvature == 0
+
+
+def rows(curvature: Curvature, keep: Tensor) -> Curvature:
+    """That of some of the positions, (B, L, …)."""
+    if isinstance(curvature, Root):
+        return Root(curvature.R[:, keep])
+    return curvature[:, keep] if isinstance(curvature, Tensor) else curvature
+
+
+def counts(curvature: Curvature) -> bool | Tensor:
+    """Where it is not zero, (B, L)."""
+    if isinstance(curvature, float):
+        return curvature != 0
+    entries = curvature.R if isinstance(curvature, Root) else curvature
+    largest: Tensor = torch.linalg.vector_norm(entries, ord=torch.inf, dim=(-2, -1))
+    return largest != 0
+
+
+def plus(first: Curvature, second: Curvature) -> Curvature:
+    """The sum."""
+    if is_zero(first) or is_zero(second):
+        return second if is_zero(first) else first
+    a, b = (s.dense() if isinstance(s, Root) else s for s in (first, second))
+    if isinstance(a, Tensor) == isinstance(b, Tensor):
+        return a + b
+    tensor, number = (a, b) if isinstance(a, Tensor) else (b, a)
+    assert isinstance(tensor, Tensor)
+    return tensor + number * torch.eye(tensor.shape[-1], dtype=tensor.dtype, device=tensor.device)
+
+
+def applied(curvature: Curvature, directions: Tensor) -> Tensor | None:
+    """S_i ḟ_i for directions (…, B, L, d_V), or of (B·L, d_V); None if it is zero."""
+    if isinstance(curvature, float):
+        return curvature * directions if curvature else None
+    column = directions[..., None]
+    if isinstance(curvature, Root):
+        return (curvature.R @ (curvature.R.mT @ column)).squeeze(-1)
+    return (curvature @ column).squeeze(-1)

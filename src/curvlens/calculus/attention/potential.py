@@ -1,0 +1,197 @@
+"""Derivatives of the potential Φ_i of every query token, seen through the weights.
+
+Token i sees the layer as f_i = W_Vᵀ ∇Φ_i(κ_i), κ_i = τ W_K W_Qᵀ x_i. For softmax attention Φ_i is a log-sum-exp, whose
+derivatives are the attention moments; for linear attention Φ_i(κ) = ½ κᵀ Ξ_i κ with Ξ_i = Σ_j x_j x_jᵀ over the keys
+it may see. Only m = ∇Φ, M2 = ∇²Φ and, contracted with u = W_V g, p = M2 u and G = ∇³Φ[u] enter.
+
+M2 and G are sums over the keys. Where keys are many, M2 and G are built and multiplied with the weights; where there
+are fewer keys than features they have low rank, and are summed over keys that were multiplied with the weights before.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus.attention.layer import Layer
+from curvlens.calculus.inputs import require_room
+from curvlens.calculus.moments import contracted, deviations, uncentred
+
+Side = Literal["X", "K", "V"]
+"""What a side of a matrix was multiplied with: nothing, W_K or W_V."""
+
+
+class Potential:
+    """What is known of Φ at the N = B·L query tokens of every head."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self._weights: dict[Side, Tensor | None] = {"X": None, "K": layer.WK, "V": layer.WV}
+        self._found: dict[tuple[int, Side, Side], Tensor] = {}
+
+    @property
+    def mean(self) -> Tensor:
+        """m, (H, N, d)."""
+        raise NotImplementedError
+
+    @property
+    def first_order(self) -> Tensor:
+        """p = M2 u, (H, N, d)."""
+        raise NotImplementedError
+
+    @property
+    def has_third(self) -> bool:
+        """Whether G is not zero: it is, for linear attention."""
+        return self.layer.kind == "softmax"
+
+    def second(self, left: Side, right: Side) -> Tensor:
+        """τ Pᵀ M2 P', (H, N, ·, ·)."""
+        return self._matrix(2, left, right)
+
+    def third(self, left: Side, right: Side) -> Tensor:
+        """τ² Pᵀ G P', (H, N, ·, ·)."""
+        return self._matrix(3, left, right)
+
+    def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
+        """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r)."""
+        return self.second(left, right) @ columns
+
+    def _matrix(self, order: int, left: Side, right: Side) -> Tensor:
+        if self.layer.WK is None:  # W_QK is no product
+            left, right = "X" if left == "K" else left, "X" if right == "K" else right
+        if (order, right, left) in self._found:
+            return self._found[order, right, left].mT if left != right else self._found[order, right, left]
+        if (order, left, right) not in self._found:
+            self._found[order, left, right] = self._sum(order, left, right)
+        return self._found[order, left, right]
+
+    def _sum(self, order: int, left: Side, right: Side) -> Tensor:
+        raise NotImplementedError
+
+
+class ManyKeys(Potential):
+    """M2 and G first, then their products with the weights."""
+
+    def __init__(self, layer: Layer, u: Tensor) -> None:
+        super().__init__(layer)
+        _room(layer, 3 * layer.keys.shape[2] ** 2)
+        tau, found = layer.tau, self._found
+        if layer.kind == "linear":
+            second = self._uncentred()
+            self._mean = torch.einsum("hnab,hnb->hna", second, layer.kappa)
+            self._first_order = torch.einsum("hnab,hnb->hna", second, u)
+            found[2, "X", "X"] = tau * second
+            return
+        heads, (samples, rows) = layer.heads, layer.queries.shape[:2]
+        attention = layer.attention.transpose(0, 1).flatten(1, 2)  # (B, H·L, L_k): the keys are the same for all heads
+        parts = contracted(attention, layer.keys, u.view(heads, samples, rows, -1).transpose(0, 1).flatten(1, 2))
+
+        def by_head(tensor: Tensor) -> Tensor:
+            return tensor.view(samples, heads, rows, *tensor.shape[2:]).transpose(0, 1).flatten(1, 2)
+
+        self._mean, self._first_order = by_head(parts.mean), by_head(parts.first_order)
+        found[2, "X", "X"], found[3, "X", "X"] = tau * by_head(parts.second), tau**2 * by_head(parts.third)
+
+    @property
+    def mean(self) -> Tensor:
+        """m, (H, N, d)."""
+        return self._mean
+
+    @property
+    def first_order(self) -> Tensor:
+        """p = M2 u, (H, N, d)."""
+        return self._first_order
+
+    def _uncentred(self) -> Tensor:
+        """Ξ, (H, N, d, d)."""
+        layer = self.layer
+        if layer.allowed is None:
+            second = (layer.keys.mT @ layer.keys)[:, None].expand(-1, layer.queries.shape[1], -1, -1)
+        else:
+            second = uncentred(layer.keys, layer.allowed.to(layer.keys.dtype).expand(layer.samples, -1, -1))
+        return second.flatten(0, 1).expand(layer.heads, -1, -1, -1)
+
+    def _sum(self, order: int, left: Side, right: Side) -> Tensor:
+        if right == "X":
+            return self._matrix(order, right, left).mT
+        weights = self._weights[right]
+        assert weights is not None
+        # symmetric, so that Pᵀ M is (M P)ᵀ; one product a head, not one a token
+        start = self._matrix(order, "X", "X") if left == "X" else self._matrix(order, "X", left).mT
+        heads, count, rows, _ = start.shape
+        return (start.reshape(heads, count * rows, -1) @ weights).view(heads, count, rows, -1)
+
+
+class FewKeys(Potential):
+    """Sums over the keys: Σ_j a_j (Pᵀ y_j)(P'ᵀ y_j)ᵀ with y_j = x_j − m, a_j = A_ij in M2 and A_ij u·y_j in G."""
+
+    def __init__(self, layer: Layer, g: Tensor) -> None:
+        super().__init__(layer)
+        self._g = g.view(*layer.queries.shape[:2], 1, -1)
+        self._sides: dict[Side, Tensor] = {}
+        if layer.kind == "softmax":
+            self._weight = layer.attention
+        else:
+            allowed = layer.keys.new_ones(1) if layer.allowed is None else layer.allowed.to(layer.keys.dtype)
+            self._weight = allowed.expand(layer.heads, *layer.queries.shape[:2], layer.keys.shape[1])
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """m, (H, N, d)."""
+        return (self.layer.attention @ self.layer.keys).flatten(1, 2)
+
+    @cached_property
+    def first_order(self) -> Tensor:
+        """p = M2 u, (H, N, d)."""
+        return (self._contracted.mT @ self._side("X")).squeeze(-2).flatten(1, 2)
+
+    @cached_property
+    def _contracted(self) -> Tensor:
+        """A_ij u·y_j = A_ij g·W_Vᵀ y_j, (H, B, L, L_k, 1)."""
+        return self._weight[..., None] * (self._side("V") * self._g).sum(-1, keepdim=True)
+
+    def _side(self, side: Side) -> Tensor:
+        """Pᵀ y_j, (H, B, L, L_k, ·)."""
+        if side not in self._sides:
+            layer, weights = self.layer, self._weights[side]
+            linear = layer.kind == "linear"
+            # a large common offset does not cancel if it is taken away before the product
+            x = layer.keys if linear else layer.keys - layer.keys.mean(-2, keepdim=True)
+            keys = x.expand(layer.heads, -1, -1, -1) if weights is None else x @ weights[:, None]
+            _room(layer, keys.shape[-2] * keys.shape[-1])
+            self._sides[side] = keys[:, :, None] if linear else deviations(layer.attention, keys)
+        return self._sides[side]
+
+    def _sum(self, order: int, left: Side, right: Side) -> Tensor:
+        first, second = self._side(left), self._side(right)
+        _room(self.layer, first.shape[-1] * second.shape[-1])
+        tau = self.layer.tau
+        weight = tau * self._weight[..., None] if order == 2 else tau**2 * self._contracted
+        return ((weight * first).mT @ second).flatten(1, 2)
+
+    def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
+        """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r): without the matrix between."""
+        if self.layer.WK is None and left == "K":
+            left = "X"
+        first, second = self._side(left), self._side(right)
+        seen = second @ columns.view(*self.layer.queries.shape[:2], *columns.shape[1:])
+        return (first.mT @ (self.layer.tau * self._weight[..., None] * seen)).flatten(1, 2)
+
+
+def potential(layer: Layer, g: Tensor) -> Potential:
+    """What is known of Φ, for g = ∂ℓ/∂f of every query token, (N, d_out)."""
+    few = layer.keys.shape[1] < layer.keys.shape[2]
+    return FewKeys(layer, g) if few else ManyKeys(layer, g @ layer.WV.mT)
+
+
+def _room(layer: Layer, numbers: int) -> None:
+    """Refuse so many numbers for each token and head, if there is no room for them."""
+    require_room(
+        layer.heads * layer.queries.shape[0] * layer.queries.shape[1] * numbers,
+        layer.queries,
+        "What is known of the moments of all tokens",
+        "A product needs no moments where keys are few: wrt='QKVX' and `matvec`; or give fewer samples at a time.",
+    )
