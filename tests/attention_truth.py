@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import functional as autograd
 
+from curvlens.calculus import attention
+
 D = torch.float64
 
 
@@ -30,6 +32,8 @@ class Case:
     keys: int | None = None
     d_keys: int | None = None
     loss: str = "square"
+    root: bool = False
+    """Give the curvature (of a pair, the first) by a root of it."""
     wrt: str = "QKV"
     reduction: str = "mean"
     single: bool = False
@@ -210,9 +214,15 @@ class Case:
         else:
             f = self.output({})
             g, s = self._at(f)
-            keywords |= {"grad": g, "curvature": s}
+            keywords |= {"grad": g, "curvature": self._rooted(s) if self.root else s}
         front = (self.X, self.weights["QK"]) if self.single else (self.X, self.weights["Q"], self.weights["K"])
         return (*front, value), keywords
+
+    def _rooted(self, s: Any) -> Any:
+        if isinstance(s, tuple):
+            return (self._rooted(s[0]), s[1])
+        values, vectors = torch.linalg.eigh(s)
+        return attention.Root(vectors * values.clamp(min=0).sqrt()[..., None, :])
 
     def _at(self, f: Tensor) -> tuple[Tensor, Any]:
         """Gradient and curvature of each sample's loss at each token, by autodiff token by token."""

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_truth import Case
-from curvlens.calculus import attention
-from curvlens.calculus.attention import AttentionHessian
+from curvlens.calculus import attention, inner
+from curvlens.calculus.attention import AttentionHessian, potential
 from curvlens.calculus.attention.blocks import Part
+from curvlens.calculus.terms import Tokens
 
 CASES = {
     "plain": Case(),
@@ -34,6 +35,13 @@ CASES = {
     "hot": Case(temperature=7.0, heads=2),
     "cross-entropy": Case(loss="ce", batch=(2,), mask="causal"),
     "cross-entropy, heads": Case(loss="ce", heads=2, rank=2, d_v=4),
+    "cross-entropy by a root": Case(loss="ce", root=True, heads=2, rank=2, d_v=4, mask="causal"),
+    "few keys": Case(length=3, d=6, heads=2, rank=2, batch=(2,), mask="bool"),
+    "few keys, root": Case(length=3, d=6, d_k=4, loss="ce", root=True, rank=2, batch=(2,), mask="causal"),
+    "few keys, linear": Case(length=3, d=6, kind="linear", mask="causal", loss="pair", root=True, batch=(2,)),
+    "few keys, one matrix": Case(length=3, d=5, single=True, loss="ce", root=True),
+    "few keys, crossed": Case(keys=2, d_keys=5, heads=2, loss="ce", root=True),
+    "tokens, by a root": Case(wrt="QKVX", length=3, loss="pair", root=True, mask="causal"),
     "something behind": Case(loss="pair", heads=2, batch=(2,), mask="bool"),
     "linear": Case(kind="linear"),
     "linear, causal, heads": Case(kind="linear", mask="causal", heads=2, rank=2, batch=(2,)),
@@ -116,6 +124,7 @@ sizes = st.integers(1, 4)
     batch=st.sampled_from([(), (1,), (2,), (2, 1)]),
     mask=st.sampled_from([None, "causal", "bool"]),
     loss=st.sampled_from(["square", "ce", "pair"]),
+    root=st.booleans(),
     kind=st.sampled_from(["softmax", "linear"]),
     temperature=st.floats(0.5, 3),
     seed=st.integers(0, 1000),
@@ -171,6 +180,7 @@ def test_larger_layers(name: str) -> None:
     batch=st.sampled_from([(), (3,), (2, 2)]),
     mask=st.sampled_from([None, "causal", "bool"]),
     loss=st.sampled_from(["square", "ce", "pair"]),
+    root=st.booleans(),
     kind=st.sampled_from(["softmax", "linear"]),
     temperature=st.floats(0.4, 5),
     seed=st.integers(0, 10_000),
@@ -229,6 +239,48 @@ def test_tokens_that_do_not_count_change_nothing() -> None:
     for part in PARTS:
         for a, b in combinations_with_replacement("QKV", 2):
             torch.testing.assert_close(getattr(short, part)[a, b], getattr(full, part)[a, b], rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+@pytest.mark.parametrize("single", [False, True])
+def test_few_keys_and_many_keys_are_two_ways_to_one_thing(kind: str, single: bool) -> None:
+    case = Case(kind=kind, heads=2, batch=(2,), mask="causal", length=4, d=4, single=single)
+    of, g = closed(case).layer, closed(case).loss.gradient.flatten(0, 1)
+    many, few = potential.ManyKeys(of, g @ of.WV.mT), potential.FewKeys(of, g)
+    R = torch.randn(len(g), of.d_out, 3, dtype=torch.float64)
+    pairs = [(many.mean, few.mean), (many.first_order, few.first_order)]
+    sides: tuple[potential.Side, ...] = ("X", "K", "V")
+    for a in sides:
+        pairs.append((many.second_times(a, "V", R), few.second_times(a, "V", R)))
+        for b in sides:
+            pairs.append((many.second(a, b), few.second(a, b)))
+            if kind == "softmax":
+                pairs.append((many.third(a, b), few.third(a, b)))
+    for first, second in pairs:
+        torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-14)
+
+
+def test_norms_where_tokens_are_the_same() -> None:
+    """Tokens of equal vectors are gathered; tokens that differ in one bit, or in one of two vectors, are not."""
+    case = Case(loss="ce", length=5, batch=(6,), mask="causal", d=3, d_k=3, d_v=3, rank=2)
+    case.X = case.X[torch.tensor([0, 1, 0, 1, 1, 0])]
+    case.X[3, 2, 0] *= 1 + 2**-52
+    x = closed(case)._state.x
+    (term,) = inner.gathered(closed(case).outer.terms("Q", "Q"))
+    assert isinstance(term, Tokens)
+    assert len(term.u) == len({tuple(row) for row in x.tolist()}) == 11
+    check(case, 1e-11)
+
+
+def test_a_root_is_never_multiplied_out() -> None:
+    """A root of one column at 64 tokens of width 256: products and traces, at a fraction of the matrix."""
+    root, g = torch.ones(64, 256, 1), torch.ones(64, 256)
+    layer = (torch.eye(64, 4), torch.eye(4), torch.eye(4), torch.ones(4, 256))
+    H = attention.hessian(*layer, grad=g, curvature=attention.Root(root))
+    assert isinstance(H._state.total, attention.Root)
+    dense = attention.hessian(*layer, grad=g, curvature=root @ root.mT)
+    v = torch.randn(H.total.size)
+    torch.testing.assert_close(H.matvec(v), dense.matvec(v), rtol=1e-4, atol=1e-2)
 
 
 # The finer split

@@ -54,6 +54,15 @@ def nan(tensor: torch.Tensor) -> torch.Tensor:
         ({"target": None, "grad": G}, "grad= needs curvature="),
         ({"target": None, "grad": G[:4], "curvature": S}, r"grad has to have the shape \(5, 2\)"),
         ({"target": None, "grad": G, "curvature": S[:, :1]}, r"curvature has to have the shape \(5, 2, 2\)"),
+        (
+            {"target": None, "grad": G, "curvature": attention.Root(S[:, :1])},
+            r"root of curvature has to have the shape",
+        ),
+        (
+            {"target": None, "grad": G, "curvature": attention.Root(S[0, 0, 0])},
+            r"root of curvature has to have the shape",
+        ),
+        ({"target": None, "grad": G, "curvature": attention.Root(S * torch.nan)}, "root of curvature has NaN"),
         ({"target": None, "grad": G, "curvature": S.triu() + torch.ones(2, 2).triu()}, "curvature is not symmetric"),
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"temperature": -1.0}, "temperature=-1.0"),

@@ -157,7 +157,7 @@ def _packed(term: Tokens) -> Tokens:
     size = term.matrix.shape[1]
     rows, columns = torch.triu_indices(size, size, device=term.matrix.device)
     triangle = term.matrix.flatten(1).index_select(1, rows * size + columns)
-    triangle *= torch.where(rows == columns, 1.0, 2**0.5).to(triangle.dtype)
+    triangle *= (2.0 - (rows == columns).to(triangle.dtype)).sqrt()
     return replace(term, matrix=triangle[..., None])
 
 
