@@ -89,19 +89,20 @@ class Form:
         first, second = self.pair(key)
         rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
         self.room(rows * columns, f"The block ({first}, {second})")
-        return self._summed(first, second).reshape(rows, columns)
-
-    def _summed(self, first: str, second: str) -> Tensor:
-        return summed(merged(self.terms(first, second)), self._axes(first, second), self._like)
+        block = summed(merged(self.terms(first, second)), self._axes(first, second), self._like)
+        return block.reshape(rows, columns)
 
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`."""
         self.room(self.size**2, f"{self.title} as a dense matrix")
         out = torch.empty(self.size, self.size, dtype=self.dtype, device=self.device)
+        largest = max(rows * columns for rows, columns in self.shapes.values()) ** 2
+        spaces = [torch.empty(largest, dtype=self.dtype, device=self.device) for _ in range(2)]
         for i, first in enumerate(self.names):
             for second in self.names[i:]:
-                block = self._summed(first, second)
-                on_axes(out[self.slices[first], self.slices[second]], self._axes(first, second)).copy_(block)
+                axes = self._axes(first, second)
+                block = summed(merged(self.terms(first, second)), axes, self._like, spaces)
+                on_axes(out[self.slices[first], self.slices[second]], axes).copy_(block)
                 if second != first:
                     mirrored = out[self.slices[second], self.slices[first]]
                     on_axes(mirrored, self._axes(second, first)).copy_(block.permute(2, 3, 0, 1))
@@ -153,13 +154,17 @@ class Form:
 
     def columns(self, v: Tensor) -> Tensor:
         """A vector or matrix of the right length, as (size, k) in the dtype of the form."""
+        return self.checked(v).reshape(self.size, -1)
+
+    def checked(self, v: Tensor) -> Tensor:
+        """A vector or matrix of the right length, in the dtype of the form."""
         if not isinstance(v, Tensor) or v.ndim not in (1, 2) or v.shape[0] != self.size:
             given = f"shape {tuple(v.shape)}" if isinstance(v, Tensor) else f"a {type(v).__name__}"
             raise CurvlensError(
                 f"{self.title} takes a vector of {self.size} numbers (blocks {listing(self.names)}) or a "
                 f"({self.size}, k) matrix, got {given}."
             )
-        return v.detach().to(self._like).reshape(self.size, -1)
+        return v.detach().to(self._like)
 
     def __matmul__(self, v: Tensor) -> Tensor:
         return self.matvec(v)

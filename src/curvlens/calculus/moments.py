@@ -29,12 +29,16 @@ class Moments(NamedTuple):
     M3: Float[Tensor, "*batch l d d d"]
 
 
-def _about_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A without its largest entries, the tokens r there, and m − r, for x (…, k, d); r of an empty row is 0."""
-    top = a.argmax(-1, keepdim=True)
+def _about_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A without its largest entries, the tokens r there, m − r, and which rows have any entry, for x (…, k, d).
+
+    r of an empty row is 0.
+    """
+    largest, top = a.max(-1, keepdim=True)
+    alive = largest > 0
     rest = a.scatter(-1, top, 0.0)
-    r = x.gather(-2, top.expand(*top.shape[:-1], x.shape[-1])) * (a.gather(-1, top) > 0)
-    return rest, r, rest @ x - rest.sum(-1, keepdim=True) * r
+    r = x.gather(-2, top.expand(*top.shape[:-1], x.shape[-1])) * alive
+    return rest, r, rest @ x - rest.sum(-1, keepdim=True) * r, alive
 
 
 def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"]) -> Moments:
@@ -47,13 +51,13 @@ def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k 
     weighted = attention[..., None] * y
     second = weighted.transpose(-1, -2) @ y
     third = torch.einsum("...jp,...jq,...jr->...pqr", weighted, y, y)
-    _, r, from_r = _about_largest(attention, x)
+    _, r, from_r, _ = _about_largest(attention, x)
     return Moments(r + from_r, second, third)
 
 
 def deviations(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*batch k d"]) -> Float[Tensor, "*batch l k d"]:
     """x_j − m_i for every row i and token j; what is small is a difference of small numbers."""
-    _, r, from_r = _about_largest(attention, x)
+    _, r, from_r, _ = _about_largest(attention, x)
     return (x[..., None, :, :] - r[..., :, None, :]) - from_r[..., :, None, :]
 
 
@@ -81,7 +85,7 @@ def contracted(
     """
     origin = x.mean(-2, keepdim=True)
     y = x - origin
-    rest, r, from_r = _about_largest(attention, y.expand(*attention.shape[:-2], *y.shape[-2:]))
+    rest, r, from_r, alive = _about_largest(attention, y.expand(*attention.shape[:-2], *y.shape[-2:]))
     s = u @ y.transpose(-1, -2) - (u * r).sum(-1, keepdim=True)  # u·(x_j − r)
     w = rest * (s - (rest * s).sum(-1, keepdim=True))  # ∂ℓ/∂T but for the largest entry, which is −Σ_j w_j
     rows, d = u.shape[-2:]
@@ -94,7 +98,6 @@ def contracted(
     mean = r + from_r
     second = _minus(raw[..., :rows, :, :], (m1, r), (mean, from_r))
     third = _minus(raw[..., rows:, :, :], (p1, r), (mean, p), (p, from_r))
-    alive = attention.sum(-1, keepdim=True) > 0
     return Contracted(mean + origin * alive, second, p, third)
 
 

@@ -50,12 +50,20 @@ class Tokens:
         """Where the operands lie."""
         return (self.on_u, self.on_w, self.on_matrix)
 
-    def dense(self) -> Tensor:
-        """[a, d, c, e], a view of one product of matrices."""
-        outer = (self.u[:, :, None] * self.w[:, None, :]).flatten(1)
-        product = outer.T @ self.matrix.flatten(1)
-        sizes = (self.u.shape[1], self.w.shape[1], *self.matrix.shape[1:])
-        have = self.on_u + self.on_w + self.on_matrix
+    def dense(self, space: Tensor | None = None) -> Tensor:
+        """[a, d, c, e], a view of one product of matrices; in the memory of ``space``, if there is one."""
+        (u, on_u), (w, on_w) = (self.u, self.on_u), (self.w, self.on_w)
+        if on_u == "e":
+            (u, on_u), (w, on_w) = (w, on_w), (u, on_u)
+        outer = (u[:, :, None] * w[:, None, :]).flatten(1)
+        matrix, vectors, matrices = self.matrix.flatten(1), (u.shape[1], w.shape[1]), self.matrix.shape[1:]
+        # e, the axis that runs fastest in a block, last: what is copied from here is copied in runs
+        if on_w == "e":
+            rows, columns, sizes, have = matrix, outer, (*matrices, *vectors), self.on_matrix + on_u + on_w
+        else:
+            rows, columns, sizes, have = outer, matrix, (*vectors, *matrices), on_u + on_w + self.on_matrix
+        shape = (rows.shape[1], columns.shape[1])
+        product = torch.mm(rows.T, columns, out=None if space is None else space[: shape[0] * shape[1]].view(shape))
         return product.view(sizes).permute([have.index(axis) for axis in AXES])
 
     def diagonal(self) -> Tensor:
@@ -190,22 +198,53 @@ def merged(terms: Sequence[Term]) -> list[Term]:
                 and term.u is other.u
                 and term.w is other.w
             ):
-                result[i] = replace(other, matrix=other.matrix + term.matrix)
+                symmetric = other.symmetric and term.symmetric
+                result[i] = Tokens(other.u, other.w, other.matrix + term.matrix, *other.axes, symmetric)
                 break
         else:
             result.append(term)
     return result
 
 
-def summed(terms: Sequence[Term], shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
-    """The sum of the terms, [a, d, c, e]: a view of a tensor that is free to be written to."""
-    total: Tensor | None = None
-    for term in sorted(terms, key=lambda term: isinstance(term, Pair)):
+def summed(
+    terms: Sequence[Term],
+    shape: tuple[int, int, int, int],
+    like: Tensor,
+    spaces: Sequence[Tensor | None] = (None, None),
+) -> Tensor:
+    """The sum of the terms, [a, d, c, e]: a view of a tensor that is free to be written to.
+
+    ``spaces`` are two flat tensors whose memory may be used: that of a new one costs more than to fill it.
+    """
+    tokens = [term for term in terms if isinstance(term, Tokens)]
+    total = _with_one_vector(tokens, spaces[0]) if len(tokens) > 1 else None
+    left = [term for term in terms if total is None or not isinstance(term, Tokens)]
+    for term in sorted(left, key=lambda term: isinstance(term, Pair)):
         if isinstance(term, Pair):
             total = like.new_zeros(shape) if total is None else total
             term.add_to(total)
         elif total is None:
-            total = term.dense().clone() if isinstance(term, Given) else term.dense()
+            total = term.dense().clone() if isinstance(term, Given) else term.dense(spaces[0])
         else:
-            total += term.dense()
+            total += term.dense() if isinstance(term, Given) else term.dense(spaces[1])
     return like.new_zeros(shape) if total is None else total
+
+
+def _with_one_vector(terms: Sequence[Tokens], space: Tensor | None) -> Tensor | None:
+    """Σ_n u_n T_n with T_n = Σ w_n P_n, if all terms have the same u, and tokens so few that T is small."""
+    u, on_u = terms[0].u, terms[0].on_u
+    if u.shape[0] > 2 * u.shape[1] or any(term.u is not u or term.on_u != on_u for term in terms):
+        return None
+    axes = "cade".replace(on_u, "")  # so that both the block and its transpose are copied in short strides
+    total: Tensor | None = None
+    for term in terms:
+        place = axes.index(term.on_w)
+        w = term.w[(slice(None), *(slice(None) if i == place else None for i in range(3)))]
+        first, second = (axes.index(axis) for axis in term.on_matrix)
+        matrix = (term.matrix if first < second else term.matrix.mT).unsqueeze(1 + place)
+        total = w * matrix if total is None else total.addcmul_(w, matrix)
+    assert total is not None
+    size = u.shape[1] * total[0].numel()
+    out = None if space is None else space[:size].view(u.shape[1], -1)
+    product = torch.mm(u.T, total.flatten(1), out=out).view(u.shape[1], *total.shape[1:])
+    return product.permute([(on_u + axes).index(axis) for axis in AXES])

@@ -71,15 +71,27 @@ def _outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> Ter
         seen = state.jacobian_times(first.letter, first.head, curvature)
         other = seen if same else state.jacobian_times(second.letter, second.head, curvature)
         return Tokens(u, w, seen @ other.mT, on_u, on_w, row + column, same)
-    left, right = (state.jacobian(slot.letter, slot.head) for slot in (first, second))
     if isinstance(curvature, Tensor):
+        left, right = (state.jacobian(slot.letter, slot.head) for slot in (first, second))
         sandwich = curvature if left is None else left @ curvature
         sandwich = sandwich if right is None else sandwich @ right.mT
         return Tokens(u, w, sandwich, on_u, on_w, row + column, same)
-    middle = left if right is None else right.mT if left is None else left @ right.mT
-    if middle is None or middle.ndim == 2:  # the same for all tokens
-        return Pair(curvature * (u.mT @ w), middle, on_u + on_w, row + column, first.shape["ad".index(row)])
-    return Tokens(u, w, curvature * middle, on_u, on_w, row + column, same)
+    left = state.jacobian(first.letter, first.head)
+    if left is None:
+        right = state.scaled_jacobian(second.letter, second.head, curvature)
+        middle = None if right is None else right.mT
+    else:
+        left, right = (
+            state.scaled_jacobian(first.letter, first.head, curvature),
+            state.jacobian(second.letter, second.head),
+        )
+        assert left is not None
+        middle = left if right is None else left @ right.mT
+    if middle is None:
+        return Pair(curvature * (u.mT @ w), None, on_u + on_w, row + column, first.shape["ad".index(row)])
+    if middle.ndim == 2:  # the same for all tokens
+        return Pair(u.mT @ w, middle, on_u + on_w, row + column, first.shape["ad".index(row)])
+    return Tokens(u, w, middle, on_u, on_w, row + column, same)
 
 
 def functional(state: State, first: Slot, second: Slot) -> list[Term]:

@@ -8,11 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from curvlens.calculus.attention.along_tokens import along_tokens
 from curvlens.calculus.attention.blocks import Part, Slot, scores, slots, terms
+from curvlens.calculus.attention.by_moments import ByMoments
 from curvlens.calculus.attention.curvature import counts, is_zero, rows
 from curvlens.calculus.attention.kernel import RankBound, gauge, rank_bound
 from curvlens.calculus.attention.layer import Layer, Loss
-from curvlens.calculus.attention.products import along_tokens, by_moments
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.form import Form, Key
 from curvlens.calculus.moments import Moments, moments
@@ -42,11 +43,13 @@ class AttentionHessian:
         shapes = {name: slot.shape for name, slot in self._slots.items()}
         self._letters = {slot.letter: slot.shape for slot in self._slots.values()}  # the same for every head
         self._sizes = [a * b for a, b in self._letters.values()]
+        self._places = [(n, s, sum(self._sizes[:i])) for i, (n, s) in enumerate(self._letters.items())]
         for letter in tokens:
             source = of.queries if letter == "X" else of.keys
             shapes[letter] = (source.shape[0] * source.shape[1], source.shape[2])
         self._tokens = tokens
         self._shapes = shapes
+        self._products: dict[Part, ByMoments] = {}
 
     @cached_property
     def outer(self) -> Form:
@@ -123,12 +126,12 @@ class AttentionHessian:
 
     def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
-        columns = self._form(part).columns(v)
+        vectors = self._form(part).checked(v)
         if self._tokens or self._few_keys:
-            return self._along_tokens(columns, part).reshape(v.shape)
+            return self._along_tokens(vectors.reshape(self.total.size, -1), part).reshape(v.shape)
         if v.ndim == 1:
-            return self._by_moments(columns[:, 0], part)
-        products = [self._by_moments(column, part) for column in columns.T.contiguous()]
+            return self._by_moments(vectors.contiguous(), part)
+        products = [self._by_moments(column, part) for column in vectors.T.contiguous()]
         return torch.stack(products, 1)
 
     @cached_property
@@ -138,14 +141,16 @@ class AttentionHessian:
         return of.keys.shape[1] * (of.WQ.shape[-1] + of.d_out) < of.keys.shape[2] ** 2
 
     def _by_moments(self, v: Tensor, part: Part) -> Tensor:
+        if part not in self._products:
+            self._products[part] = ByMoments(self._state, part)
+        product = self._products[part]
+        if self.layer.heads == 1:
+            start = v.storage_offset()
+            found = product({n: v.as_strided(shape, (shape[1], 1), start + i) for n, shape, i in self._places})
+            return torch.cat([found[letter].view(-1) for letter in self._letters])
         heads = self.layer.heads
-        if heads == 1:
-            given = {n: p.view(s) for (n, s), p in zip(self._letters.items(), torch.split(v, self._sizes), strict=True)}
-            found = by_moments(self._state, given, part)
-            return torch.cat([found[letter].reshape(-1) for letter in self._letters])
-        parts = torch.split(v.view(heads, -1), self._sizes, 1)
-        given = {n: p.reshape(heads, *s) for (n, s), p in zip(self._letters.items(), parts, strict=True)}
-        found = by_moments(self._state, given, part)
+        pieces = zip(self._letters.items(), torch.split(v.view(heads, -1), self._sizes, 1), strict=True)
+        found = product({letter: piece.reshape(heads, *shape) for (letter, shape), piece in pieces})
         return torch.cat([found[letter].reshape(heads, -1) for letter in self._letters], 1).reshape(-1)
 
     def _along_tokens(self, columns: Tensor, part: Part) -> Tensor:

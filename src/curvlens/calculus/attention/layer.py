@@ -258,4 +258,4 @@ def _fits(name: str, given: Any, shape: tuple[int, ...], of: Layer) -> None:
     if not isinstance(given, Tensor) or tuple(given.shape) != shape:
         got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
         raise CurvlensError(f"{name} has to have the shape {shape} of the output, got {got}.")
-    alike({"X": of.queries, name: given})
+    alike({"X": of.queries[:1, :1], name: given})

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from curvlens.calculus.attention.along_tokens import along_tokens, pull, push
 from curvlens.calculus.attention.blocks import slots
 from curvlens.calculus.attention.curvature import Curvature, applied
 from curvlens.calculus.attention.layer import Kind, Layer, Loss, Value, layer, loss
-from curvlens.calculus.attention.products import along_tokens, pull, push
 from curvlens.calculus.form import Form
 from curvlens.calculus.terms import Given, on_axes
 from curvlens.errors import CurvlensError

@@ -5,37 +5,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.curvature import Root, flat, plus
 from curvlens.calculus.attention.layer import Layer, Loss
 from curvlens.calculus.attention.potential import potential
 from curvlens.calculus.terms import Term
-
-
-class ForProducts:
-    """What a product with a vector needs, (H, N, ·) and (H, ·, ·); with one head, without the head axis."""
-
-    def __init__(self, state: State) -> None:
-        layer, phi = state.layer, state.potential
-        heads = layer.heads
-
-        def bare(tensor: Tensor) -> Tensor:  # products of matrices cost a third of products of batches of one
-            return tensor[0] if heads == 1 else tensor
-
-        self.x, self.g = bare(state.x.expand(heads, -1, -1)), bare(state.g.expand(heads, -1, -1))
-        self.m, self.b = bare(phi.mean), bare(state.tau * state.B)
-        self.wq, self.wv, self.down = bare(layer.WQ), bare(layer.WV), bare(layer.down)
-        self.wk = None if layer.WK is None else bare(layer.WK)
-        self.up = None if layer.up is None else bare(layer.up)
-        self.x_t, self.m_t, self.b_t, self.wv_t = self.x.mT, self.m.mT, self.b.mT, self.wv.mT
-        self.wk_t = self.wv_t if self.wk is None else self.wk.mT
-        self.second = phi.second("X", "X").flatten(0, 1)
-        self.has_third = phi.has_third
-        third = [phi.third("X", "X").flatten(0, 1)] if phi.has_third else []
-        self.both = torch.cat([self.second, *third], 1)
-        """τ M2 over τ² G, (H·N, 2 d, d): one product gives both."""
 
 
 class State:
@@ -49,15 +24,9 @@ class State:
         self.outer, self.rest = (flat(s) for s in (loss.outer, loss.rest))
         self.total = plus(self.outer, self.rest)
         self.potential = potential(layer, self.g)
+        self._scaled: dict[tuple[str, int, float], Tensor | None] = {}
         self.outer_terms: dict[Any, list[Term]] = {}
         """Outer blocks that were asked for: the total needs them again."""
-
-    @cached_property
-    def for_products(self) -> ForProducts:
-        """What a product needs at every vector."""
-        return ForProducts(self)
-
-    # What blocks are made of
 
     @cached_property
     def B(self) -> Tensor:
@@ -83,6 +52,14 @@ class State:
         if letter in "QK":
             return self.potential.second("K" if letter == "Q" else "X", "V")[head]
         return self.layer.up[head] if letter == "V" and self.layer.up is not None else None
+
+    def scaled_jacobian(self, letter: str, head: int, scale: float) -> Tensor | None:
+        """scale · M."""
+        key = (letter, head, scale)
+        if key not in self._scaled:
+            matrix = self.jacobian(letter, head)
+            self._scaled[key] = None if matrix is None else scale * matrix
+        return self._scaled[key]
 
     def jacobian_times(self, letter: str, head: int, root: Root) -> Tensor:
         """M R, for a root of the curvature, (N, ·, r)."""

@@ -1,7 +1,6 @@
-"""Products of the Hessian with vectors, in two ways: by the moments, or along the tokens.
+"""Products of the Hessian with vectors along the tokens.
 
-By the moments (M2 and G stored) a product costs about 22 N d² operations, whatever the number of keys.
-Along the tokens it costs about N L_k (12 d_K + 10 d_out), needs no moments, and knows derivatives by the tokens
+A product costs about N L_k (12 d_K + 10 d_out) operations, needs no moments, and knows derivatives by the tokens
 themselves.
 """
 
@@ -16,73 +15,10 @@ from torch import Tensor
 from curvlens.calculus.attention.blocks import Part
 from curvlens.calculus.attention.curvature import applied
 from curvlens.calculus.attention.layer import Layer, Loss
-from curvlens.calculus.attention.state import State
 from curvlens.calculus.softmax import gradient_rows
 
 Directions = Mapping[str, Tensor]
 """By letter, (k, H, ·, ·) for the weights Q, K, V, O, (k, B, ·, ·) for the tokens X, C; a letter not there is zero."""
-
-
-def by_moments(state: State, v: Directions, part: Part) -> dict[str, Tensor]:
-    """H v with respect to the weights, for one direction: (H, ·, ·) by letter, or (·, ·) if there is one head.
-
-    W_Q and W_K act through their product alone, so one direction Ω̇ = Q̇ W_Kᵀ + W_Q K̇ᵀ goes in and one gradient by it
-    comes out.
-    """
-    s = state.for_products
-    functional = part != "outer"
-    value = _low_rank_direction(s.down, s.up, v)
-    # forward: the directions of κ/τ, m = ∇Φ(κ) and f; and G κ̇ beside
-    omega = md = fd = third = None
-    if "Q" in v:
-        omega = v["Q"] if s.wk is None else v["Q"] @ s.wk_t
-    if "K" in v:
-        omega = _plus_product(omega, s.wq, v["K"].mT)
-    if omega is not None:
-        kappa = s.x @ omega
-        both = s.both if functional else s.second
-        found = torch.bmm(both, kappa.reshape(both.shape[0], -1, 1)).view(*kappa.shape[:-1], -1)
-        md = found[..., : kappa.shape[-1]]
-        third = found[..., kappa.shape[-1] :] if functional and s.has_third else None
-        fd = md @ s.wv
-    if value is not None:
-        fd = _plus_product(fd, s.m, value)
-    assert fd is not None
-    curvature = state.total if part == "total" else state.outer if part == "outer" else state.rest
-    gd = applied(curvature, fd if fd.ndim == 2 else fd.sum(0))
-    # backward: the directions of u = W_V g, of p = ∇²Φ u, and of the gradients
-    if gd is not None and fd.ndim == 3:
-        gd = gd.expand(fd.shape)
-    ud = None if gd is None else gd @ s.wv_t
-    if functional and value is not None:
-        ud = _plus_product(ud, s.g, value.mT)
-    pd = third
-    if ud is not None:
-        column, shape = ud.reshape(s.second.shape[0], -1, 1), ud.shape
-        if third is None:
-            pd = torch.bmm(s.second, column).view(shape)
-        else:
-            pd = torch.baddbmm(third.reshape(column.shape), s.second, column).view(shape)
-    by_omega = torch.zeros_like(s.b) if pd is None else s.x_t @ pd
-    result = {"Q": by_omega}
-    if s.wk is not None:
-        result = {"Q": by_omega @ s.wk, "K": by_omega.mT @ s.wq}
-        if functional and "K" in v:
-            result["Q"] = _plus_product(result["Q"], s.b, v["K"])
-        if functional and "Q" in v:
-            result["K"] = _plus_product(result["K"], s.b_t, v["Q"])
-    total = torch.zeros_like(s.wv) if gd is None else s.m_t @ gd
-    if functional and md is not None:
-        total = _plus_product(total, md.mT, s.g)
-    gradient = s.m_t @ s.g if functional and s.up is not None else None
-    return {**result, **_low_rank_result(s.down, s.up, total, gradient, v)}
-
-
-def _plus_product(start: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """start + a b, in one call."""
-    if start is None:
-        return a @ b
-    return torch.addmm(start, a, b) if a.ndim == 2 else torch.baddbmm(start, a, b)
 
 
 class Tangent(NamedTuple):
