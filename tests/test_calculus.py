@@ -476,6 +476,9 @@ def test_cross_entropy_behind_an_unembedding() -> None:
     f, E = draw(2, 4, 3), draw(3, 7, seed=1)
     labels = torch.tensor([[1, 2, -100, 6], [0, -100, -100, 3]])
     g, s = losses.unembedded_cross_entropy(f, E, labels)
+    same, root = losses.unembedded_cross_entropy_root(f, E, labels)
+    close(same, g)
+    close(root @ root.mT, s)
     for b in range(2):
         x = f[b].clone().requires_grad_()
         value = torch.nn.functional.cross_entropy(x @ E, labels[b])

@@ -87,10 +87,25 @@ def unembedded_cross_entropy(
     g_i = E (p_i − y_i)/n and S_i = E (diag p_i − p_i p_iᵀ) Eᵀ/n, with n the counted tokens of the sample; both are zero
     where the label is ignored. They go into `curvlens.calculus.attention.hessian` as ``grad`` and ``curvature``.
     """
+    gradient, root = unembedded_cross_entropy_root(outputs, unembedding, labels, ignore_index=ignore_index)
+    return gradient, root @ root.mT
+
+
+def unembedded_cross_entropy_root(
+    outputs: Float[Tensor, "*batch l d"],
+    unembedding: Float[Tensor, "d c"],
+    labels: Int[Tensor, "*batch l"],
+    *,
+    ignore_index: int = -100,
+) -> tuple[Float[Tensor, "*batch l d"], Float[Tensor, "*batch l d c"]]:
+    """The same with a root R_i = E (diag √p_i − p_i √p_iᵀ)/√n of the curvature, S_i = R_i R_iᵀ.
+
+    For ``curvature=attention.Root(R)``: with fewer classes than features S need not be built.
+    """
     counted = labels != ignore_index
     p = _softmax(outputs @ unembedding)
     share = (counted.to(p.dtype) / counted.sum(-1, keepdim=True).clamp(min=1))[..., None]
     target = torch.zeros_like(p).scatter_(-1, labels.clamp(min=0)[..., None], 1.0)
-    back = (p.sqrt()[..., None, :] * unembedding) - (unembedding @ p[..., None]) * p.sqrt()[..., None, :]
-    curvature = share[..., None] * (back @ back.mT)
-    return (share * ((p - target) @ unembedding.mT)).to(outputs.dtype), curvature.to(outputs.dtype)
+    root = p.sqrt()[..., None, :] * (unembedding - unembedding @ p[..., None])
+    gradient = share * ((p - target) @ unembedding.mT)
+    return gradient.to(outputs.dtype), (share.sqrt()[..., None] * root).to(outputs.dtype)
