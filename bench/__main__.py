@@ -14,6 +14,7 @@ from rich.console import Console
 
 from bench import machine
 from bench.announced import BUDGETS
+from bench.attention import LENGTHS
 from bench.child import run
 from bench.memory import RETURN_FREED
 from bench.methods import METHODS
@@ -41,7 +42,7 @@ def sections(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[s
         "eigenvalues": lambda: child("eigenvalues", 1),
         "block_traces": lambda: child("block_traces"),
         "block_table": lambda: child("block_table"),
-        "attention": lambda: child("attention", 1),
+        "attention": lambda: {str(n): child("attention", 1, length=n) for n in LENGTHS[: 1 if quick else None]},
         "attention_norms": lambda: child("attention_norms"),
         "attention_memory": lambda: child("attention_memory", 1, environment=RETURN_FREED),
         "announced": lambda: {b: child("announced", budget=b, environment=RETURN_FREED) for b in BUDGETS},

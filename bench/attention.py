@@ -22,12 +22,8 @@ WIDTH = 16
 LENGTHS = (17, 64, 128)
 
 
-def measure(*, quick: bool, repetitions: int = 15) -> dict[str, Any]:
-    """Seconds of every way, by the number of tokens."""
-    return {str(length): _one(length, 3 if quick else repetitions) for length in (LENGTHS[:1] if quick else LENGTHS)}
-
-
-def _one(length: int, repetitions: int) -> dict[str, Any]:
+def measure(*, quick: bool, length: int, repetitions: int = 15) -> dict[str, Any]:
+    """Seconds of every way; one process a length, since what was freed before makes torch.func faster or slower."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -69,7 +65,7 @@ def _one(length: int, repetitions: int) -> dict[str, Any]:
     for way in ways.values():
         way()
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repetitions):
+    for _ in range(3 if quick else repetitions):
         for name, way in ways.items():
             inner = 3 if name == "dense_torch" else 20
             times[name].append(min(seconds(way) for _ in range(inner)))

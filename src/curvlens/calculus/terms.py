@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 AXES = "adce"
+SMALL = 1 << 19
+"""Numbers that are few enough not to count them: 4 MB in float64."""
 TRANSPOSED = str.maketrans("adce", "cead")
 
 
@@ -233,7 +235,8 @@ def summed(
 def _with_one_vector(terms: Sequence[Tokens], space: Tensor | None) -> Tensor | None:
     """Σ_n u_n T_n with T_n = Σ w_n P_n, if all terms have the same u, and tokens so few that T is small."""
     u, on_u = terms[0].u, terms[0].on_u
-    if u.shape[0] > 2 * u.shape[1] or any(term.u is not u or term.on_u != on_u for term in terms):
+    few = 2 if terms[0].matrix.numel() * terms[0].w.shape[1] > SMALL else 4
+    if u.shape[0] > few * u.shape[1] or any(term.u is not u or term.on_u != on_u for term in terms):
         return None
     axes = "cade".replace(on_u, "")  # so that both the block and its transpose are copied in short strides
     total: Tensor | None = None
