@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.blocks import Part
-from curvlens.calculus.attention.curvature import applied
-from curvlens.calculus.attention.layer import Layer, Loss
+from curvlens.calculus.attention.layer import Layer
+from curvlens.calculus.behind import Loss
+from curvlens.calculus.curvature import applied
 from curvlens.calculus.softmax import gradient_rows
 
 Directions = Mapping[str, Tensor]

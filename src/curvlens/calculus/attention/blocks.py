@@ -12,9 +12,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from curvlens.calculus.attention.curvature import Curvature, Root, is_zero
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.state import State
+from curvlens.calculus.curvature import Curvature, Root, is_zero
 from curvlens.calculus.terms import TRANSPOSED, Pair, Term, Tokens
 
 Part = Literal["outer", "functional", "total"]

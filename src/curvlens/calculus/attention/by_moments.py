@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.blocks import Part
-from curvlens.calculus.attention.curvature import applied, is_zero
 from curvlens.calculus.attention.state import State
+from curvlens.calculus.curvature import applied, is_zero
 
 
 class ByMoments:

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from curvlens.calculus.attention.curvature import Curvature
 from curvlens.calculus.attention.hessian import AttentionHessian
-from curvlens.calculus.attention.layer import Kind, Value, layer, loss
+from curvlens.calculus.attention.layer import Kind, Value, layer
+from curvlens.calculus.behind import behind
+from curvlens.calculus.curvature import Curvature
 from curvlens.errors import CurvlensError
 
 
@@ -73,8 +74,8 @@ def hessian(
     """
     of = layer(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
     batch = X.shape[:-2]
-    behind = loss(of, batch, target, grad, curvature, reduction)
-    return AttentionHessian(of, behind, _letters(wrt, context is not None), batch, named=WQ.ndim == 3)
+    loss = behind(of.outputs(batch), target, grad, curvature, reduction)
+    return AttentionHessian(of, loss, _letters(wrt, context is not None), batch, named=WQ.ndim == 3)
 
 
 def hessian_single(X: Tensor, WQK: Tensor, WV: Value, target: Tensor | None = None, **options: Any) -> AttentionHessian:

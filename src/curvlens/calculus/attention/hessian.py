@@ -11,10 +11,11 @@ from torch import Tensor
 from curvlens.calculus.attention.along_tokens import along_tokens
 from curvlens.calculus.attention.blocks import Part, Slot, scores, slots, terms
 from curvlens.calculus.attention.by_moments import ByMoments
-from curvlens.calculus.attention.curvature import counts, is_zero, rows
 from curvlens.calculus.attention.kernel import RankBound, gauge, rank_bound
-from curvlens.calculus.attention.layer import Layer, Loss
+from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.state import State
+from curvlens.calculus.behind import Loss
+from curvlens.calculus.curvature import counts, is_zero, rows
 from curvlens.calculus.form import Form, Key
 from curvlens.calculus.moments import Moments, moments
 from curvlens.calculus.terms import Given, Pair, Term

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from curvlens.calculus.attention.along_tokens import along_tokens, pull, push
 from curvlens.calculus.attention.blocks import slots
-from curvlens.calculus.attention.curvature import Curvature, applied
-from curvlens.calculus.attention.layer import Kind, Layer, Loss, Value, layer, loss
+from curvlens.calculus.attention.layer import Kind, Layer, Value, layer
+from curvlens.calculus.behind import Loss, behind
+from curvlens.calculus.curvature import Curvature, applied
 from curvlens.calculus.form import Form
 from curvlens.calculus.terms import Given, on_axes
 from curvlens.errors import CurvlensError
@@ -63,7 +64,7 @@ def stack(
         for slot in slots(one):
             shapes[f"{slot.letter}{depth}" + (f".{slot.head}" if wq.ndim == 3 else "")] = slot.shape
         tokens = one.output.reshape(*X.shape[:-2], *one.output.shape[1:])
-    behind = loss(built[-1], X.shape[:-2], target, grad, curvature, reduction)
+    loss = behind(built[-1].outputs(X.shape[:-2]), target, grad, curvature, reduction)
     size = sum(a * b for a, b in shapes.values())
 
     # forward: the directions that all weights so far give to each layer's weights and tokens
@@ -85,11 +86,11 @@ def stack(
         directions.append(given)
         moved = push(one, given).output
     assert moved is not None
-    outer = _sandwich(moved, behind.outer)
-    functional = _sandwich(moved, behind.rest)
+    outer = _sandwich(moved, loss.outer)
+    functional = _sandwich(moved, loss.rest)
 
     # backward: the gradient at each layer's output, and what the layer's own second derivative adds
-    g = behind.gradient
+    g = loss.gradient
     for one, given in zip(reversed(built), reversed(directions), strict=True):
         found = along_tokens(one, Loss(g, 0.0, 0.0), given, "functional")
         for letter, part in given.items():

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from curvlens.calculus.attention.curvature import Root, flat, plus
-from curvlens.calculus.attention.layer import Layer, Loss
+from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.potential import potential
+from curvlens.calculus.behind import Loss
+from curvlens.calculus.curvature import Root, flat, plus
 from curvlens.calculus.terms import Term
 
 

@@ -1,0 +1,92 @@
+"""A loss behind a layer, as the Hessian of the layer sees it: gradient and curvature at every output token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus.curvature import Curvature, Root, counts
+from curvlens.calculus.inputs import alike
+from curvlens.errors import CurvlensError
+
+
+class Loss(NamedTuple):
+    """What the Hessian needs of the loss: gradient and curvature at every output token, scaled by the reduction."""
+
+    gradient: Tensor
+    """g, (B, L, d_out)."""
+    outer: Curvature
+    """S of the Gauss–Newton part, (B, L, d_out, d_out) or a number."""
+    rest: Curvature
+    """What else of S there is: the curvature of what follows, which belongs to the functional part."""
+
+
+class Outputs(NamedTuple):
+    """What a layer puts out: a way to compute it, its shape (B, L, d_out), and that of the samples as given."""
+
+    compute: Callable[[], Tensor]
+    shape: tuple[int, int, int]
+    batch: Sequence[int]
+    like: Tensor
+    """A tensor of the layer: the loss has to be of its dtype and on its device."""
+
+
+def behind(of: Outputs, target: Any, grad: Any, curvature: Any, reduction: str) -> Loss:
+    """Square loss with a target, or any loss by its gradient and curvature at the output."""
+    samples, length, width = of.shape
+    shape = (*of.batch, length, width)
+    scale = {"mean": 1 / samples, "sum": 1.0}.get(reduction)
+    if scale is None:
+        raise CurvlensError(f"reduction={reduction!r}; there are 'mean' (over the samples) and 'sum'.")
+    if (target is None) == (grad is None):
+        given = "both target and grad" if target is not None else "neither target nor grad"
+        raise CurvlensError(f"Got {given}: give target= for the square loss, or grad= and curvature= of another.")
+    if target is not None:
+        if curvature is not None:
+            raise CurvlensError("The square loss has its own curvature: give target= alone, or grad= and curvature=.")
+        _fits("target", target, shape, of)
+        c = 2 * scale / (length * width)
+        return Loss(c * (of.compute() - target.detach().reshape(of.shape)), c, 0.0)
+    if curvature is None:
+        raise CurvlensError(
+            "grad= needs curvature=, the second derivative at every output token: a tensor (…, L, d, d), a number c "
+            "for c·I (0.0 for a loss linear in the output), or a pair (gauss_newton, rest)."
+        )
+    _fits("grad", grad, shape, of)
+    outer, rest = curvature if isinstance(curvature, (tuple, list)) else (curvature, 0.0)
+    # rounding is judged by the larger of a pair: the rest may be a difference of two that are equal
+    tensors = [part for part in (outer, rest) if isinstance(part, Tensor)]
+    size = max((float(torch.linalg.vector_norm(part, ord=torch.inf)) for part in tensors if part.numel()), default=0.0)
+    named = (("curvature", outer), ("curvature[1]", rest))
+    parts = [_curvature(name, part, shape, of, scale, size) for name, part in named]
+    return Loss(scale * grad.detach().reshape(of.shape), *parts)
+
+
+def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Outputs, scale: float, size: float) -> Curvature:
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return scale * given
+    if isinstance(given, Root):
+        columns = given.R.shape[-1] if isinstance(given.R, Tensor) and given.R.ndim else 0
+        _fits(f"the root of {name}", given.R, (*shape, columns), of)
+        return Root(scale**0.5 * given.R.detach().reshape(*of.shape, columns))
+    _fits(name, given, (*shape, shape[-1]), of)
+    given = given.detach().reshape(*of.shape, shape[-1])
+    matrices = given[counts(given)]  # often only some tokens have a loss
+    asymmetry = float((matrices - matrices.mT).abs().max()) if len(matrices) else 0.0
+    if asymmetry > 1e4 * torch.finfo(given.dtype).eps * size:
+        raise CurvlensError(
+            f"{name} is not symmetric (by {asymmetry:.2g}): it is ∂²ℓ/∂f², one symmetric matrix a token; "
+            "if it is a square root R, give attention.Root(R)."
+        )
+    symmetric: Tensor = given if asymmetry == 0 else (given + given.mT) / 2
+    return scale * symmetric
+
+
+def _fits(name: str, given: Any, shape: tuple[int, ...], of: Outputs) -> None:
+    if not isinstance(given, Tensor) or tuple(given.shape) != shape:
+        got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+        raise CurvlensError(f"{name} has to have the shape {shape} of the output, got {got}.")
+    alike({"X": of.like.reshape(-1)[:1], name: given})
