@@ -176,7 +176,7 @@ def test_wrong_types_are_said_in_our_words() -> None:
     """In a process of its own: here every call of the closed forms is checked against its annotations first."""
     script = """
 import torch, curvlens as cl
-from curvlens.calculus import attention, exponents
+from curvlens.calculus import attention, exponents, feedforward, norms
 X, W, Y = torch.ones(5, 4), torch.ones(4, 3), torch.ones(5, 3)
 H = attention.hessian(X, W, W, W, target=Y)
 for question in (
@@ -190,6 +190,8 @@ for question in (
     lambda: H.total["Q", "K", "V"],
     lambda: H.total[3],
     lambda: exponents.predicted("outer", "QQ", kind="cubic"),
+    lambda: norms.normed(X, kind="batch"),
+    lambda: feedforward.hessian(X, W, W.T, torch.ones(5, 4)).norm("up", "all"),
 ):
     try:
         question()
@@ -211,6 +213,8 @@ for question in (
         "A block has two names",
         "There is no block 3",
         "kind='cubic'",
+        "'layer' and 'rms'",
+        "part='all'",
     )
     for line, words in zip(done.stdout.splitlines(), expected, strict=True):
         assert words in line

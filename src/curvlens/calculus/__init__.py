@@ -1,11 +1,14 @@
 """Pure mathematics: tensors in, tensors out. No module, no autograd."""
 
 from curvlens.calculus import (
+    activations,
     attention,
     exponents,
+    feedforward,
     linear_mlp,
     losses,
     moments,
+    norms,
     scalar_attention,
     softmax,
     theorems,
@@ -13,11 +16,14 @@ from curvlens.calculus import (
 )
 
 __all__ = [
+    "activations",
     "attention",
     "exponents",
+    "feedforward",
     "linear_mlp",
     "losses",
     "moments",
+    "norms",
     "scalar_attention",
     "softmax",
     "theorems",

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from curvlens.calculus.terms import Given, Pair, Term, Tokens, merged
+from curvlens.calculus.terms import Diagonal, Given, Pair, Term, Tokens, merged
 
 CHUNK = 1 << 22
 """Numbers in one chunk of pairs of tokens: 32 MB in float64."""
@@ -34,7 +34,8 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
         for i, first in enumerate(tokens)
         for second in tokens[i:]
     )
-    if pairwise < assembled and not any(isinstance(term, Given) for term in terms):
+    alone = all(isinstance(term, Diagonal) for term in terms) and len({term.axes for term in terms}) == 1  # type: ignore[union-attr]
+    if alone or (pairwise < assembled and not any(isinstance(term, (Given, Diagonal)) for term in terms)):
         return sum(
             (1 if i == j else 2) * inner(terms[i], terms[j]) for i in range(len(terms)) for j in range(i, len(terms))
         )
@@ -86,6 +87,9 @@ def inner(first: Term, second: Term) -> float:
     """⟨first, second⟩, the sum over all entries of the product of two terms of one block."""
     if isinstance(first, Tokens) and isinstance(second, Tokens):
         return _tokens(first, second)
+    if isinstance(first, Diagonal) and isinstance(second, Diagonal):
+        gram = (first.u @ second.u.T) * (first.w @ second.w.T) * (first.v @ second.v.T)
+        return float(gram.double().sum())
     if isinstance(first, Pair) and isinstance(second, Pair):
         a, b = first.matrix, second.matrix
         return float(

@@ -1,10 +1,11 @@
 """Terms of which the blocks of a closed-form Hessian are made, and what can be read off them without building a block.
 
 The block of two weight matrices has four axes, [a, d, c, e]: entry (a, d) of the first matrix, entry (c, e) of the
-second. Every block of `curvlens.calculus` is a sum of terms of two kinds:
+second. Every block of `curvlens.calculus` is a sum of terms of three kinds:
 
-    Tokens:  Σ_n u_n[·] w_n[·] P_n[· ·]        a vector on one axis, a vector on another, a matrix on the other two
-    Pair:    M[· ·] N[· ·]                     two matrices; N may be the identity δ
+    Tokens:    Σ_n u_n[·] w_n[·] P_n[· ·]      a vector on one axis, a vector on another, a matrix on the other two
+    Diagonal:  Σ_n u_n[·] w_n[·] v_n[i] δ_ij   the same with a diagonal matrix
+    Pair:      M[· ·] N[· ·]                   two matrices; N may be the identity δ
 
 Letters say which operand lies on which axis: ``Tokens(x, q, P, "a", "e", "dc")`` is Σ_n x_n[a] q_n[e] P_n[d, c]. A
 dense block is one matrix product of inner size N. Norms, diagonals and products with vectors need much less.
@@ -152,6 +153,70 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Diagonal:
+    """Σ_n u_n w_n diag(v_n), with u, w and v (N, ·)."""
+
+    u: Tensor
+    w: Tensor
+    v: Tensor
+    on_u: str
+    on_w: str
+    on_pair: str
+
+    @property
+    def T(self) -> Diagonal:
+        """The term of the transposed block."""
+        return replace(
+            self,
+            on_u=self.on_u.translate(TRANSPOSED),
+            on_w=self.on_w.translate(TRANSPOSED),
+            on_pair=self.on_pair.translate(TRANSPOSED),
+        )
+
+    @property
+    def axes(self) -> tuple[str, str, str]:
+        """Where the operands lie; a diagonal is the same with its axes exchanged."""
+        return (self.on_u, self.on_w, "".join(sorted(self.on_pair)))
+
+    def dense(self) -> Tensor:
+        """[a, d, c, e]."""
+        size = {self.on_u: self.u.shape[1], self.on_w: self.w.shape[1], **dict.fromkeys(self.on_pair, self.v.shape[1])}
+        out = self.v.new_zeros([size[axis] for axis in AXES])
+        self.add_to(out)
+        return out
+
+    def add_to(self, out: Tensor) -> None:
+        """Add the term to a block [a, d, c, e], on its diagonal alone."""
+        one, other = (AXES.index(axis) for axis in self.on_pair)
+        left = "".join(axis for axis in AXES if axis not in self.on_pair)
+        core = torch.einsum(f"n{self.on_u},n{self.on_w},ni->{left}i", self.u, self.w, self.v)
+        diagonal = out.diagonal(dim1=one, dim2=other)
+        diagonal += core
+
+    def diagonal(self) -> Tensor:
+        """[a, d], the entries with c = a and e = d, of a term of a diagonal block."""
+        vector, index = ("d", "a") if "a" in self.on_pair else ("a", "d")
+        return torch.einsum(f"n{vector},n{vector},n{index}->ad", self.u, self.w, self.v)
+
+    def times(self, v: Tensor) -> Tensor:
+        """[a, d, k], the product with k matrices v [c, e, k]; one vector lies on the rows, one on the columns."""
+        (first, on_first), (last, on_last) = sorted(
+            [(self.u, self.on_u), (self.w, self.on_w)], key=lambda pair: pair[1] in "ad"
+        )
+        column, row = "e" if on_first == "c" else "c", "d" if on_last == "a" else "a"
+        seen = torch.einsum(f"n{on_first},cek->n{column}k", first, v) * self.v[..., None]
+        return torch.einsum(f"n{on_last},n{row}k->adk", last, seen)
+
+    def rows(self, part: slice) -> Diagonal | Given:
+        """The term for some rows a only."""
+        if self.on_u == "a":
+            return replace(self, u=self.u[:, part])
+        if self.on_w == "a":
+            return replace(self, w=self.w[:, part])
+        return Given(self.dense()[part])
+
+
+@dataclass(frozen=True)
 class Given:
     """A block that is there already, [a, d, c, e]."""
 
@@ -179,7 +244,7 @@ class Given:
         return Given(self.block[part])
 
 
-Term = Tokens | Pair | Given
+Term = Tokens | Diagonal | Pair | Given
 
 
 def on_axes(block: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
@@ -221,8 +286,8 @@ def summed(
     tokens = [term for term in terms if isinstance(term, Tokens)]
     total = _with_one_vector(tokens, spaces[0]) if len(tokens) > 1 else None
     left = [term for term in terms if total is None or not isinstance(term, Tokens)]
-    for term in sorted(left, key=lambda term: isinstance(term, Pair)):
-        if isinstance(term, Pair):
+    for term in sorted(left, key=lambda term: isinstance(term, (Pair, Diagonal))):
+        if isinstance(term, (Pair, Diagonal)):
             total = like.new_zeros(shape) if total is None else total
             term.add_to(total)
         elif total is None:

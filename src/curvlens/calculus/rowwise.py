@@ -1,0 +1,123 @@
+"""Layers that act on every token by itself: the Hessian of a loss behind them, as sums over tokens.
+
+The Jacobian of a token's output f_n by one weight matrix is a vector times a matrix, ∂f_n/∂W[a, d] = u_n[a] M_n[d]; by
+the tokens themselves u_n is a unit vector. An outer block is Σ_n u_n w_n (M_n S_n M'_nᵀ), and the functional blocks are
+of the same kind (`docs/math.md`, "Feed-forward" and "Norms").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus.behind import Loss
+from curvlens.calculus.curvature import Curvature, Root, flat, is_zero, plus
+from curvlens.calculus.form import Form, Key
+from curvlens.calculus.terms import Pair, Term, Tokens
+from curvlens.errors import CurvlensError
+
+Part = Literal["outer", "functional", "total"]
+Functional = Callable[[str, str], list[Term]]
+"""The functional terms of the block of two names, the first not after the second."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A weight matrix, or the tokens: ∂f_n/∂W[a, d] = u_n[a] M_n[d]."""
+
+    shape: tuple[int, int]
+    u: Tensor
+    """(N, rows)."""
+    jacobian: Tensor | None
+    """M, (N, columns, d_out); (columns, d_out) if it is the same for all tokens; None for the identity."""
+
+
+class RowwiseHessian:
+    """H = outer + functional of a loss behind a layer that acts on every token by itself.
+
+    ``.outer``, ``.functional`` and ``.total`` are `Form`s: ``H.outer["up", "down"]`` is a block, ``H.total.dense()``
+    the whole.
+    """
+
+    def __init__(self, slots: Mapping[str, Slot], functional: Functional, loss: Loss, title: str) -> None:
+        self._slots, self._functional, self._title = dict(slots), functional, title
+        self._outer, self._rest = flat(loss.outer), flat(loss.rest)
+        self._like = loss.gradient
+
+    def __repr__(self) -> str:
+        return repr(self.total)
+
+    @cached_property
+    def outer(self) -> Form:
+        """Jᵀ S J."""
+        return self._form(lambda a, b: self._sandwich(a, b, self._outer), "Outer part of the Hessian")
+
+    @cached_property
+    def functional(self) -> Form:
+        """⟨g, ∂²f⟩, and what else of the curvature there is."""
+        terms = lambda a, b: [*self._sandwich(a, b, self._rest), *self._functional(a, b)]  # noqa: E731
+        return self._form(terms, "Functional part of the Hessian")
+
+    @cached_property
+    def total(self) -> Form:
+        """H."""
+        curvature = plus(self._outer, self._rest)
+        terms = lambda a, b: [*self._sandwich(a, b, curvature), *self._functional(a, b)]  # noqa: E731
+        return self._form(terms, "Hessian")
+
+    def _form(self, terms: Functional, what: str) -> Form:
+        return Form(
+            {name: slot.shape for name, slot in self._slots.items()}, terms, self._like, f"{what} {self._title}"
+        )
+
+    def _sandwich(self, first: str, second: str, curvature: Curvature) -> list[Term]:
+        """Σ_n J_nᵀ S_n J_n."""
+        if is_zero(curvature):
+            return []
+        one, other = self._slots[first], self._slots[second]
+        left, right = one.jacobian, other.jacobian
+        if isinstance(curvature, float):
+            middle = left if right is None else right.mT if left is None else left @ right.mT
+            if middle is None or middle.ndim == 2:  # the same for all tokens
+                return [Pair(curvature * (one.u.mT @ other.u), middle, "ac", "de", one.shape[1])]
+            return [Tokens(one.u, other.u, curvature * middle, "a", "c", "de", one is other)]
+        if isinstance(curvature, Root):
+            seen = curvature.R if left is None else left @ curvature.R
+            also = seen if one is other else curvature.R if right is None else right @ curvature.R
+            return [Tokens(one.u, other.u, seen @ also.mT, "a", "c", "de", one is other)]
+        start = curvature if left is None else left @ curvature
+        return [Tokens(one.u, other.u, start if right is None else start @ right.mT, "a", "c", "de", one is other)]
+
+    # What is read off, without building a block
+
+    def _of(self, part: str) -> Form:
+        if part not in ("outer", "functional", "total"):
+            raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.")
+        form: Form = getattr(self, part)
+        return form
+
+    def norm(self, block: Key | None = None, part: Part = "total") -> float:
+        """The Frobenius norm of a block (a name, or a pair of names) or of the whole, exact."""
+        return self._of(part).norm(block)
+
+    def trace(self, block: str | None = None, part: Part = "total") -> float:
+        """The trace of a diagonal block or of the whole, exact."""
+        return self._of(part).trace(block)
+
+    def diagonal(self, block: str | None = None, part: Part = "total") -> Tensor:
+        """The diagonal of a diagonal block or of the whole."""
+        return self._of(part).diagonal(block)
+
+    def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
+        """The product with a vector (size,) or with the columns of a (size, k) matrix."""
+        return self._of(part).matvec(v)
+
+
+def units(tokens: Tensor) -> Tensor:
+    """e_n, (N, N): what stands for u_n where the tokens are the variables."""
+    return torch.eye(len(tokens), dtype=tokens.dtype, device=tokens.device)
