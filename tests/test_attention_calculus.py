@@ -16,6 +16,7 @@ from curvlens.calculus import attention, inner
 from curvlens.calculus.attention import AttentionHessian, potential
 from curvlens.calculus.attention.blocks import Part
 from curvlens.calculus.terms import Tokens
+from curvlens.operators import closed_form
 
 CASES = {
     "plain": Case(),
@@ -272,12 +273,32 @@ def test_norms_where_tokens_are_the_same() -> None:
     check(case, 1e-11)
 
 
+def test_norms_of_a_layer_whose_blocks_would_not_fit() -> None:
+    """Width 160: a block has 5 GB. Norms against products with random signs, within their error."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 7, 160, dtype=torch.float64)
+    weights = [torch.randn(160, 160, dtype=torch.float64) / 160**0.5 for _ in range(3)]
+    H = attention.hessian(x, weights[0], weights[1], weights[2], y, mask="causal")
+    for letter in "QKV":
+        v = torch.zeros(H.total.size, 24, dtype=torch.float64)
+        rows = H.total.slices[letter]
+        v[rows] = torch.randint(2, (160 * 160, 24)).double() * 2 - 1
+        product = H.matvec(v)
+        for other in "QKV":
+            squares = product[H.total.slices[other]].square().sum(0)  # E‖B z‖² = ‖B‖²
+            error = squares.std() / 24**0.5
+            assert abs(squares.mean() - H.norm((other, letter)) ** 2) < 4 * error, (other, letter)
+            assert error < 0.2 * squares.mean()
+
+
 def test_a_root_is_never_multiplied_out() -> None:
     """A root of one column at 64 tokens of width 256: products and traces, at a fraction of the matrix."""
     root, g = torch.ones(64, 256, 1), torch.ones(64, 256)
     layer = (torch.eye(64, 4), torch.eye(4), torch.eye(4), torch.ones(4, 256))
     H = attention.hessian(*layer, grad=g, curvature=attention.Root(root))
     assert isinstance(H._state.total, attention.Root)
+    assert closed_form(H, "outer").psd
+    assert not closed_form(H).psd
     dense = attention.hessian(*layer, grad=g, curvature=root @ root.mT)
     v = torch.randn(H.total.size)
     torch.testing.assert_close(H.matvec(v), dense.matvec(v), rtol=1e-4, atol=1e-2)

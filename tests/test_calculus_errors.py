@@ -46,7 +46,7 @@ def nan(tensor: torch.Tensor) -> torch.Tensor:
         ({"target": nan(Y)}, "target has NaN or infinite"),
         (
             {"target": torch.ones(5, 3, dtype=D)},
-            r"target has to have the shape \(5, 2\) of the output, got shape \(5, 3\)",
+            r"target has to have the shape \(5, 2\), that of the output; got shape \(5, 3\)",
         ),
         ({"target": None}, "neither target nor grad"),
         ({"grad": G}, "both target and grad"),
@@ -91,7 +91,10 @@ def test_bad_questions() -> None:
         (lambda: H.matvec(torch.ones(3, dtype=D)), "takes a vector of 32 numbers"),
         (lambda: attention.hessian_single(X, WQ @ WK.T, WV, target=Y).t_outer(), "needs W_Q and W_K"),
         (lambda: attention.hessian_single(X, WQ @ WK.T, WV, target=Y).gauge(), "No gauge directions"),
-        (lambda: attention.hessian(X, WQ, WK, WV, target=Y, wrt="QV").t_outer(), "with Q and K is not among"),
+        (
+            lambda: attention.hessian(X, WQ, WK, WV, target=Y, wrt="QV").t_outer(),
+            "the blocks are Q, V",
+        ),
         (lambda: attention.hessian(X, WQ, WK, WV, target=Y, kind="linear").moments, "no moments"),
         (lambda: attention.stack(X, [], target=Y), "at least one layer"),
         (lambda: linear_mlp.hessian(X, [WV], Y), r"W1 has shape \(4, 2\), expected \(out, 4\)"),
@@ -114,7 +117,7 @@ def test_heads_have_to_be_named() -> None:
     many = attention.hessian(X, WQ.expand(2, 4, 3), WK.expand(2, 4, 3), WV.expand(2, 4, 2), target=Y)
     with pytest.raises(cl.CurvlensError, match="say which, as in t_outer"):
         many.t_outer()
-    with pytest.raises(cl.CurvlensError, match="Head 5"):
+    with pytest.raises(cl.CurvlensError, match="head 5"):
         many.t_functional(head=5)
     assert many.t_outer(head=1).names == ("Q1", "K1")
 
@@ -206,7 +209,7 @@ for question in (
         "curvature[1] has to have the shape",
         "kind='cosine'; there are 'softmax' and 'linear'",
         "WV is one matrix, or a pair (down, up); 1 given",
-        "target has to have the shape (5, 3) of the output, got a float",
+        "target has to have the shape (5, 3), that of the output; got a float",
         "off the diagonal",
         "part='whole'",
         "got a list",

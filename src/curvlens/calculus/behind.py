@@ -56,6 +56,8 @@ def behind(of: Outputs, target: Any, grad: Any, curvature: Any, reduction: str) 
             "for c·I (0.0 for a loss linear in the output), or a pair (gauss_newton, rest)."
         )
     _fits("grad", grad, shape, of)
+    if isinstance(curvature, (tuple, list)) and len(curvature) != 2:
+        raise CurvlensError(f"curvature is one, or a pair (gauss_newton, rest); {len(curvature)} given.")
     outer, rest = curvature if isinstance(curvature, (tuple, list)) else (curvature, 0.0)
     # rounding is judged by the larger of a pair: the rest may be a difference of two that are equal
     tensors = [part for part in (outer, rest) if isinstance(part, Tensor)]
@@ -88,5 +90,8 @@ def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Outputs, scale
 def _fits(name: str, given: Any, shape: tuple[int, ...], of: Outputs) -> None:
     if not isinstance(given, Tensor) or tuple(given.shape) != shape:
         got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
-        raise CurvlensError(f"{name} has to have the shape {shape} of the output, got {got}.")
+        what = "one matrix for each token of the output" if "curvature" in name else "that of the output"
+        root = isinstance(given, Tensor) and given.shape[:-1] == shape[:-1] and name.startswith("curvature")
+        hint = " A root R of it is given as attention.Root(R)." if root else ""
+        raise CurvlensError(f"{name} has to have the shape {shape}, {what}; got {got}.{hint}")
     alike({"X": of.like.reshape(-1)[:1], name: given})

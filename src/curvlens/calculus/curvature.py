@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Root:
-    """S = R Rᵀ given by R, (…, L, d_V, r): for a loss of few classes r is small, and S is never built.
+    """S = R Rᵀ given by R, (…, L, d_V, r), not by S: for a loss of few classes r is small, and S is never built.
 
     >>> Root(torch.ones(2, 1)).dense()
     tensor([[1., 1.],

@@ -72,7 +72,9 @@ class Form:
             raise CurvlensError(f"A block has two names, as in H['Q', 'K']; {len(names)} given: {names!r}.")
         for name in names:
             if name not in self.shapes:
-                raise CurvlensError(f"There is no block {name!r}. {nearest(str(name), self.shapes)}")
+                two = isinstance(key, str) and len(key) == 2 and all(letter in self.shapes for letter in key)
+                hint = f"Two names are a pair: {tuple(str(key))!r}." if two else nearest(str(name), self.shapes)
+                raise CurvlensError(f"There is no block {name!r}. {hint}")
         return names
 
     def _axes(self, first: str, second: str) -> tuple[int, int, int, int]:

@@ -35,7 +35,7 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
         for second in tokens[i:]
     )
     alone = all(isinstance(term, Diagonal) for term in terms) and len({term.axes for term in terms}) == 1  # type: ignore[union-attr]
-    if alone or (pairwise < assembled and not any(isinstance(term, (Given, Diagonal)) for term in terms)):
+    if alone or (pairwise <= assembled and not any(isinstance(term, (Given, Diagonal)) for term in terms)):
         return sum(
             (1 if i == j else 2) * inner(terms[i], terms[j]) for i in range(len(terms)) for j in range(i, len(terms))
         )
@@ -91,32 +91,52 @@ def inner(first: Term, second: Term) -> float:
         gram = (first.u @ second.u.T) * (first.w @ second.w.T) * (first.v @ second.v.T)
         return float(gram.double().sum())
     if isinstance(first, Pair) and isinstance(second, Pair):
-        a, b = first.matrix, second.matrix
-        return float(
-            torch.einsum(
-                f"{first.on_first},{second.on_first},{first.on_second},{second.on_second}->",
-                first.first.double(),
-                second.first.double(),
-                a.double(),
-                b.double(),
-            )
-        )
+        return _pairs(first, second)
     if isinstance(first, Pair):
         first, second = second, first
     assert isinstance(first, Tokens)
     assert isinstance(second, Pair)
-    # Σ_n u w P · M N: M on one vector first, so that nothing larger than P is held
-    u, w, matrix = first.u.double(), first.w.double(), first.matrix.double()
-    return float(
-        torch.einsum(
-            f"n{first.on_u},n{first.on_w},n{first.on_matrix},{second.on_first},{second.on_second}->",
-            u,
-            w,
-            matrix,
-            second.first.double(),
-            second.matrix.double(),
-        )
-    )
+    return _tokens_and_pair(first, second)
+
+
+def _pairs(first: Pair, second: Pair) -> float:
+    """⟨M ⊗ N, M' ⊗ N'⟩; two matrices at a time, so that nothing larger is held."""
+    m, n = (first.on_first, first.first.double()), (first.on_second, first.matrix.double())
+    a, b = (second.on_first, second.first.double()), (second.on_second, second.matrix.double())
+    if set(m[0]) == set(b[0]):
+        a, b = b, a
+    if set(m[0]) == set(a[0]):
+        return _sum(m, a) * _sum(n, b)
+    left = "".join(sorted(set(m[0]) ^ set(a[0])))  # M and M' share an axis, and so do N and N'
+    return _sum((left, _product(m, a, left)), (left, _product(n, b, left)))
+
+
+def _tokens_and_pair(tokens: Tokens, pair: Pair) -> float:
+    """Σ_n ⟨u_n w_n P_n, M ⊗ N⟩; vectors first, so that nothing larger than P is held."""
+    m, n = (pair.on_first, pair.first.double()), (pair.on_second, pair.matrix.double())
+    (on_u, u), (on_w, w) = (tokens.on_u, tokens.u.double()), (tokens.on_w, tokens.w.double())
+    p = tokens.matrix.double()
+    if set(n[0]) == {on_u, on_w}:
+        m, n = n, m
+    if set(m[0]) == {on_u, on_w}:
+        weight = torch.einsum(f"n{on_w},n{on_w}->n", torch.einsum(f"n{on_u},{m[0]}->n{on_w}", u, m[1]), w)
+        return float(weight @ torch.einsum(f"n{tokens.on_matrix},{n[0]}->n", p, n[1]))
+    if on_u not in m[0]:
+        m, n = n, m
+    other_u, other_w = m[0].replace(on_u, ""), n[0].replace(on_w, "")
+    seen_u = torch.einsum(f"n{on_u},{m[0]}->n{other_u}", u, m[1])
+    seen_w = torch.einsum(f"n{on_w},{n[0]}->n{other_w}", w, n[1])
+    half = torch.einsum(f"n{tokens.on_matrix},n{other_u}->n{other_w}", p, seen_u)
+    return float((half * seen_w).sum())
+
+
+def _product(first: tuple[str, Tensor], second: tuple[str, Tensor], onto: str) -> Tensor:
+    return torch.einsum(f"{first[0]},{second[0]}->{onto}", first[1], second[1])
+
+
+def _sum(first: tuple[str, Tensor], second: tuple[str, Tensor]) -> float:
+    """The sum of the products of two matrices' entries on the same two axes."""
+    return float((first[1] * (second[1] if first[0] == second[0] else second[1].T)).sum())
 
 
 def _tokens(first: Tokens, second: Tokens) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from curvlens.blocks import Layout
+from curvlens.calculus.form import Form
 from curvlens.errors import CurvlensError
 from curvlens.operators.base import Operator, Progress
 from curvlens.problem import Problem
@@ -159,6 +160,9 @@ class Restricted(Operator):
         return Restricted(self.inner.T, self.columns, self.rows)
 
 
+_DAMPING = "Damping is written H + c * H.identity()."
+
+
 def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
     """Any matrix or operator as ours; names, dtype and device of ``like`` are taken over where the shapes agree."""
     if isinstance(matrix, Operator):
@@ -167,9 +171,10 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
         raise CurvlensError("A problem is no operator: say which one, as cl.hessian(problem) or cl.ggn(problem).")
     shape = getattr(matrix, "shape", None)
     if shape is None or len(shape) != 2 or not hasattr(matrix, "__matmul__"):
+        closed = isinstance(getattr(matrix, "total", None), Form)
+        hint = "A closed form becomes one by cl.operators.closed_form(H)." if closed else _DAMPING
         raise CurvlensError(
-            f"Expected an operator (something with a 2-d shape and @), got a {type(matrix).__name__}. Damping is "
-            "written H + c * H.identity()."
+            f"Expected an operator (something with a 2-d shape and @), got a {type(matrix).__name__}. {hint}"
         )
     m, n = (int(side) for side in shape)
     rows = like.rows if like is not None and like.rows.size == m else Layout({"rows": (m,)})

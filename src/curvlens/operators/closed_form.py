@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from curvlens.blocks import Layout
-from curvlens.calculus.attention import AttentionHessian
+from curvlens.calculus.attention import AttentionHessian, Root
 from curvlens.calculus.form import Form
 from curvlens.errors import CurvlensError
 from curvlens.operators.base import Operator, Progress
@@ -18,14 +18,21 @@ class ClosedForm(Operator):
     """Products of a closed form, or of a block of it."""
 
     def __init__(
-        self, form: Form, product: Callable[[Tensor], Tensor], rows: Layout | None = None, columns: Layout | None = None
+        self,
+        form: Form,
+        product: Callable[[Tensor], Tensor],
+        rows: Layout | None = None,
+        columns: Layout | None = None,
+        *,
+        convex: bool = False,
     ) -> None:
         self._whole = Layout(form.shapes)
         rows, columns = rows or self._whole, columns or self._whole
+        same = rows == columns
         super().__init__(
-            rows, columns, dtype=form.dtype, device=form.device, symmetric=rows == columns, name="ClosedForm"
+            rows, columns, dtype=form.dtype, device=form.device, symmetric=same, psd=same and convex, name="ClosedForm"
         )
-        self.form, self._product = form, product
+        self.form, self._product, self._convex = form, product, convex
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         result = self._whole.extract(self.rows, self._product(self._whole.embed(self.columns, vectors)))
@@ -34,7 +41,7 @@ class ClosedForm(Operator):
         return result
 
     def _block(self, rows: Layout, columns: Layout) -> Operator:
-        return ClosedForm(self.form, self._product, rows, columns)
+        return ClosedForm(self.form, self._product, rows, columns, convex=self._convex)
 
     def _transposed(self) -> Operator:
         return self._block(self.columns, self.rows)
@@ -50,6 +57,10 @@ def closed_form(of: Any, part: Literal["outer", "functional", "total"] = "total"
     ((12, 12), (4, 4))
     """
     if isinstance(of, Form):
+        if part != "total":
+            raise CurvlensError(
+                f"part={part!r} of a Form, which is a part already: give the Hessian, or leave part out."
+            )
         return ClosedForm(of, of.matvec)
     form = getattr(of, part, None)
     if not isinstance(form, Form):
@@ -58,5 +69,7 @@ def closed_form(of: Any, part: Literal["outer", "functional", "total"] = "total"
             f"{type(of).__name__} and {part!r}."
         )
     if isinstance(of, AttentionHessian):
-        return ClosedForm(form, lambda v: of.matvec(v, part))
+        curvature = of.loss.outer
+        convex = part == "outer" and (isinstance(curvature, Root) or (isinstance(curvature, float) and curvature >= 0))
+        return ClosedForm(form, lambda v: of.matvec(v, part), convex=convex)
     return ClosedForm(form, form.matvec)

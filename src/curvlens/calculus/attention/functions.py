@@ -51,7 +51,8 @@ def hessian(
 
     Args:
         X: Tokens (…, L, d). Leading axes are samples; the loss is their mean.
-        WQ: (d, d_K), or (H, d, d_K) for H heads, whose outputs add up.
+        WQ: (d, d_K), or (H, d, d_K) for H heads, whose outputs add up. All weights have inputs first: `nn.Linear`
+            stores them the other way, give ``weight.T``. There are no biases.
         WK: Like WQ. None stands for one matrix, W_QK, in the place of W_Q W_Kᵀ: see `hessian_single`.
         WV: (d, d_V), or a pair (down (d, r), up (r, d_V)) for a value of low rank; with a leading head axis as WQ.
         target: Y (…, L, d_V), for the square loss ‖F − Y‖²/(L d_V).
@@ -59,12 +60,14 @@ def hessian(
         curvature: And ∂²ℓ/∂f_i² of each token, (…, L, d_V, d_V), or c for c·I, or `Root` (R) for R Rᵀ; or a pair
             (gauss_newton, rest) where something non-linear follows the layer: the first goes into the outer part, the
             rest into the functional.
-        mask: None, "causal", or a boolean tensor (L, L_k) or (…, L, L_k), True where a query may attend to a key. A
-            query that may attend to nothing has output 0.
+        mask: None, "causal", or a boolean tensor (L, L_k) or (…, L, L_k), True where a query may attend to a key;
+            axes of length 1 are repeated, so that padding is ``real[:, None, :]``. A query that may attend to nothing
+            has output 0.
         temperature: t.
         kind: "softmax", or "linear" for A = X W_Q W_Kᵀ Xᵀ / (t √d_K) itself, zero where masked.
         context: Tokens (…, L_k, d) that give keys and values, for cross-attention.
-        wrt: Letters of what to differentiate by: Q, K, V (with W_O, if of low rank), X, and C for the context.
+        wrt: Letters of what to differentiate by: Q, K, V (with W_O, if of low rank), X, and C for the context. Blocks
+            come in this order, head by head, however the letters are given.
         reduction: "mean" over the samples, or "sum".
 
     >>> X, W = torch.eye(3, 2), torch.eye(2)
@@ -89,6 +92,9 @@ def hessian_single(X: Tensor, WQK: Tensor, WV: Value, target: Tensor | None = No
 def _letters(wrt: str, crossed: bool) -> list[str]:
     known = "QKVXC" if crossed else "QKVX"
     letters = list(dict.fromkeys(wrt))
-    if not letters or any(letter not in known + "O" for letter in letters):
-        raise CurvlensError(f"wrt={wrt!r}; it is made of the letters {', '.join(known)} (C only with a context).")
+    if not letters or any(letter not in known + "O" for letter in letters) or letters == ["O"]:
+        raise CurvlensError(
+            f"wrt={wrt!r}; it is made of the letters {', '.join(known)} (C only with a context; V means both factors "
+            "of a value of low rank)."
+        )
     return letters

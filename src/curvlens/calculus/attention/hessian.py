@@ -104,7 +104,8 @@ class AttentionHessian:
 
     def _form(self, part: str) -> Form:
         if part not in PARTS:
-            raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.")
+            hint = " A block is one argument: norm(('Q', 'K'))." if part in self._shapes else ""
+            raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.{hint}")
         form: Form = getattr(self, part)
         return form
 
@@ -174,7 +175,10 @@ class AttentionHessian:
 
     @property
     def moments(self) -> Moments:
-        """M1, M2 and M3 of every attention row, (heads, batch, L, d, …); M3 has L d³ numbers a head and sample."""
+        """M1, M2 and M3 of every attention row, (heads, samples, L, d, …), without axes that were not given.
+
+        M3 has L d³ numbers a head and sample.
+        """
         if self.layer.kind != "softmax":
             raise CurvlensError("Linear attention has no rows that are distributions, hence no moments.")
         of = self.layer
@@ -186,10 +190,12 @@ class AttentionHessian:
 
     def _query_key(self, head: int | None) -> tuple[str, str]:
         if self.layer.WK is None:
-            raise CurvlensError("One matrix W_QK has no T-functional part: the split needs W_Q and W_K.")
+            raise CurvlensError("One matrix W_QK is not split at the scores: that needs W_Q and W_K.")
         wanted = [n for n, slot in self._slots.items() if slot.letter in "QK" and slot.head == (head or 0)]
         if len(wanted) != 2:
-            raise CurvlensError(f"Head {head} with Q and K is not among the blocks {list(self._slots)}.")
+            raise CurvlensError(
+                f"The split at the scores needs Q and K of head {head or 0}; the blocks are {', '.join(self._slots)}."
+            )
         if head is None and self.layer.heads > 1:
             raise CurvlensError(f"There are {self.layer.heads} heads: say which, as in t_outer(head=0).")
         return (wanted[0], wanted[1])

@@ -157,9 +157,11 @@ def layer(
         fits += [(v_name, value, 2, "WO (up)", out, 1)]
     for first, a, i, second, b, j in fits:
         if a.shape[i] != b.shape[j]:
+            turned = first in ("X", "context") and a.shape[i] == b.shape[2]
+            hint = f" Weights have inputs first; is {second} stored as nn.Linear does? Give weight.T." if turned else ""
             raise CurvlensError(
                 f"{first} of shape {tuple(tensors[first].shape)} and {second} of shape "
-                f"{tuple(tensors[second].shape)} do not fit: {a.shape[i]} against {b.shape[j]}."
+                f"{tuple(tensors[second].shape)} do not fit: {a.shape[i]} against {b.shape[j]}.{hint}"
             )
     return Layer(
         x.reshape(-1, *x.shape[-2:]),
@@ -188,10 +190,15 @@ def _allowed(mask: Any, x: Tensor, keys: Tensor) -> Tensor | None:
         return torch.ones(1, *size, dtype=torch.bool, device=x.device).tril()
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         given = f"of {mask.dtype}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
-        raise CurvlensError(f"mask is {given}; expected None, 'causal' or a boolean tensor, True where attended.")
+        raise CurvlensError(
+            f"mask is {given}; expected None, 'causal' or a boolean tensor, True where attended (of a mask that is "
+            "added to the scores: mask == 0)."
+        )
     full = (*x.shape[:-2], *size)
     try:
         wide = mask.expand(full) if mask.ndim > 2 else mask.expand(1, *size)
     except RuntimeError as error:
-        raise CurvlensError(f"mask has shape {tuple(mask.shape)}, expected {size} or {full}.") from error
+        wanted = f"{size}" if full == size else f"{size} or {full}"
+        hint = " A mask of the keys alone is real[:, None, :]." if mask.ndim == 2 and len(full) == 3 else ""
+        raise CurvlensError(f"mask has shape {tuple(mask.shape)}, expected {wanted}.{hint}") from error
     return wide.reshape(-1, *size).to(x.device)
