@@ -3,6 +3,7 @@
 from curvlens.calculus import (
     activations,
     attention,
+    bounds,
     exponents,
     feedforward,
     linear_mlp,
@@ -18,6 +19,7 @@ from curvlens.calculus import (
 __all__ = [
     "activations",
     "attention",
+    "bounds",
     "exponents",
     "feedforward",
     "linear_mlp",

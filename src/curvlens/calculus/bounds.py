@@ -1,0 +1,101 @@
+"""Upper bounds on the spectral norm of the Hessian of an attention layer: valid always, attained never.
+
+‖H‖₂ is at most the norm of a small matrix that has a bound for each block (`docs/math.md`, "Bounds"). A bound is a
+worst case: it says what curvature cannot exceed, and is no estimate of the largest eigenvalue. `tightness` of what is
+given back compares it with the true norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from curvlens.calculus.attention.layer import layer
+from curvlens.calculus.inputs import alike
+from curvlens.calculus.moments import contracted
+from curvlens.errors import CurvlensError
+
+SOFTMAX = 0.5
+"""sup ‖D softmax‖₂."""
+SOFTMAX_SECOND = 6**0.5 / 9
+"""sup ‖D² softmax‖, as a bilinear map."""
+
+ORDER = ("Q", "K", "V")
+
+
+@dataclass(frozen=True)
+class AttentionBound:
+    """Bounds on the norms of the blocks, in the order Q, K, V."""
+
+    outer: Float[Tensor, "3 3"]
+    functional: Float[Tensor, "3 3"]
+
+    @property
+    def total(self) -> float:
+        """A bound on ‖H‖₂: the norm of the matrix of the blocks' bounds."""
+        return float(torch.linalg.matrix_norm(self.outer + self.functional, 2))
+
+    def block(self, first: str, second: str) -> float:
+        """A bound on the norm of one block of H."""
+        for name in (first, second):
+            if name not in ORDER:
+                raise CurvlensError(f"There is no block {name!r}; there are Q, K and V.")
+        i, j = ORDER.index(first), ORDER.index(second)
+        return float(self.outer[i, j] + self.functional[i, j])
+
+    def tightness(self, norm: float) -> float:
+        """The true norm as a share of the bound, at most 1."""
+        return norm / self.total if self.total else 1.0
+
+
+def _norm(matrix: Tensor) -> Tensor:
+    size: Tensor = torch.linalg.matrix_norm(matrix, 2)
+    return size
+
+
+def attention(
+    X: Float[Tensor, "l d"],
+    WQ: Float[Tensor, "d k"],
+    WK: Float[Tensor, "d k"],
+    WV: Float[Tensor, "d v"],
+    target: Float[Tensor, "l v"],
+    *,
+    moments: bool = False,
+) -> AttentionBound:
+    """A bound for one head and one sample, square loss ‖F − Y‖²/(L d_V).
+
+    From the spectral norms of tokens and weights and from the residual alone; with ``moments`` from the attention
+    moments as well, which is typically within a factor of five of the truth.
+
+    >>> X, W = torch.eye(3, 2).double(), torch.eye(2).double()
+    >>> bound = attention(X, W, W, W, torch.zeros(3, 2).double())
+    >>> bound.total > bound.block("V", "V") > 0
+    True
+    """
+    alike({"X": X, "WQ": WQ, "WK": WK, "WV": WV, "target": target})
+    of = layer(X, WQ, WK, WV, mask=None, temperature=1.0, kind="softmax", context=None)
+    a, residual = of.attention[0, 0], of.output[0] - target
+    c, root = 2 / target.numel(), WQ.shape[1] ** 0.5
+    x, q, k, v = (_norm(t) for t in (X, WQ, WK, WV))
+    if moments:
+        g = c * residual
+        found = contracted(a, X, g @ WV.mT)
+        covariance = torch.linalg.matrix_norm(found.second, 2).max()  # in the place of x²/2
+        mean = _norm(a @ X)  # of √L x
+        third = torch.linalg.matrix_norm(found.third, 2).max() / c  # of κ₃ r x³ v
+        pulled = _norm(X.mT @ found.first_order) / c  # of ‖R‖ x³ v/2
+    else:
+        covariance, mean = x.square() * SOFTMAX, X.shape[0] ** 0.5 * x
+        third = SOFTMAX_SECOND * residual.norm(dim=1).max() * x**3 * v
+        pulled = residual.norm() * x**3 * v * SOFTMAX
+    jacobian = torch.stack([x * covariance * k * v / root, x * covariance * q * v / root, mean])
+    size = _norm(residual)
+    qq, kk = third * (x * k) ** 2 / root**2, third * (x * q) ** 2 / root**2
+    qk = third * x**2 * q * k / root**2 + pulled / root
+    vq, vk = covariance * x * k * size / root, covariance * x * q * size / root
+    zero = torch.zeros_like(qq)
+    functional = torch.stack([torch.stack(row) for row in ((qq, qk, vq), (qk, kk, vk), (vq, vk, zero))])
+    return AttentionBound(c * jacobian[:, None] * jacobian, c * functional)
