@@ -1,0 +1,73 @@
+"""LayerNorm over a whole matrix of tokens and the block behind attention, in the Kronecker forms of the second paper.
+
+Row-vec throughout. X is (L, d), C = I − 11ᵀ/d, D = diag(1/s_i), N = D X C the normalised tokens. * is the Khatri–Rao
+product of rows: row i of I * N is e_i ⊗ n_i, and (I * N)ᵀ(I * N) is the block diagonal matrix of the n_i n_iᵀ.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from curvlens.calculus.norms import normed
+from curvlens.calculus.vec import identity, khatri_rao, kron
+
+Tokens = Float[Tensor, "l d"]
+Square = Float[Tensor, "n n"]
+
+
+def _parts(X: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """I * N, the diagonal of D, and C."""
+    found = normed(X, eps=eps)
+    rows, d = X.shape
+    return khatri_rao(identity(rows, X), found.n, rows=rows), 1 / found.s.squeeze(-1), identity(d, X) - 1 / d
+
+
+def theorem_2(X: Tokens, scale: Float[Tensor, " d"] | None = None, *, eps: float = 1e-5) -> Square:
+    """The Jacobian of LayerNorm, (I ⊗ diag γ)(D ⊗ C − (I * N)ᵀ D (I * N)/d).
+
+    The term with N comes from the derivative of D: without it, as in code that is about, the Jacobian of a random token
+    is off by tens of percent.
+    """
+    n, inverse, c = _parts(X, eps)
+    d = X.shape[1]
+    plain = kron(inverse.diag(), c) - n.T @ inverse.diag() @ n / d
+    return plain if scale is None else kron(identity(X.shape[0], X), scale.diag()) @ plain
+
+
+def theorem_3(X: Tokens, grad: Tokens, scale: Float[Tensor, " d"] | None = None, *, eps: float = 1e-5) -> Square:
+    """The second derivative of LayerNorm contracted with a gradient G behind it, over all tokens.
+
+    −[(I * P)ᵀ D² (I * N) + (I * N)ᵀ D² (I * P) + Θ D² ⊗ C − (3/d)(I * N)ᵀ Θ D² (I * N)]/d with P = (G diag γ) C and Θ =
+    diag(p_i · n_i). Block diagonal: LayerNorm couples the entries of a token, and no two tokens.
+    """
+    n, inverse, c = _parts(X, eps)
+    rows, d = X.shape
+    pulled = (grad if scale is None else grad * scale) @ c
+    p = khatri_rao(identity(rows, X), pulled, rows=rows)
+    squares = inverse.square()
+    theta = squares * (pulled * normed(X, eps=eps).n).sum(-1)
+    cross = p.T @ squares.diag() @ n
+    return -(cross + cross.T + kron(theta.diag(), c) - 3 / d * n.T @ theta.diag() @ n) / d
+
+
+def lemma_1(Z: Float[Tensor, "l m"]) -> Float[Tensor, "n n"]:
+    """The Jacobian of a ReLU, diag(vec(Z > 0)). Its second derivative is zero but on the kink, where there is none."""
+    return (Z > 0).to(Z.dtype).reshape(-1).diag()
+
+
+def theorem_4(X: Tokens, up: Float[Tensor, "d m"], down: Float[Tensor, "m o"]) -> dict[str, Float[Tensor, "_ _"]]:
+    """The Jacobians of X + relu(X W_up) W_down by W_up, W_down and X.
+
+    ∂/∂W_down = relu(X W_up) ⊗ I, ∂/∂W_up = (I ⊗ W_downᵀ) J (X ⊗ I) and ∂/∂X = I + (I ⊗ W_downᵀ) J (I ⊗ W_upᵀ) with the
+    Jacobian J of the ReLU; the residual adds the identity.
+    """
+    rows, d = X.shape
+    z = X @ up
+    back = kron(identity(rows, X), down.T) @ lemma_1(z)
+    return {
+        "down": kron(torch.relu(z), identity(down.shape[1], X)),
+        "up": back @ kron(X, identity(up.shape[1], X)),
+        "X": identity(rows * d, X) + back @ kron(identity(rows, X), up.T),
+    }
