@@ -1,6 +1,6 @@
 """The papers' statements, literally: readable beside the print, for small sizes, corrected where the print is wrong.
 
-Functions are called by their number in the paper: lemma_1, theorem_2, theorem_3 and theorem_4 are of the one on the full
+Functions are called by their number in the paper: lemma_1, theorem_2, theorem_3 and theorem_4 are of that on the full
 block, all others of the one on self-attention. Those of an identity return its two sides; those of a derivative, a
 Jacobian or a dict of blocks. For any real size use the structured forms (`curvlens.calculus.attention`), which equal
 these.
