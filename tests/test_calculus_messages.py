@@ -8,8 +8,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch.autograd import functional as autograd
+from torch.nn.functional import cross_entropy
 
-from curvlens.calculus import attention, exponents, scalar_attention, theorems
+from curvlens.calculus import attention, exponents, losses, scalar_attention, theorems
 
 D = torch.float64
 
@@ -78,6 +80,45 @@ def test_theorems_with_values_of_another_width(length: int, d: int, d_k: int, d_
         torch.testing.assert_close(form.dense(), matrix, rtol=1e-10, atol=1e-12)
 
 
+# Losses
+
+
+def test_padded_batches_over_all_tokens() -> None:
+    """With unequal numbers of counted tokens: the mean over all of them, against dense autodiff."""
+    X, E = draw(3, 5, 4), draw(4, 7, seed=1)
+    weights = [draw(*shape, seed=s) / 2 for s, shape in enumerate(((4, 3), (4, 3), (4, 4)), start=2)]
+    labels = torch.tensor([[1, 5, 2, 0, 6], [3, 3, -100, -100, -100], [-100, 2, 4, -100, 0]])
+
+    def loss(flat: torch.Tensor, over: str = "all") -> torch.Tensor:
+        q, k, v = (w.view(s) for w, s in zip(flat.split([12, 12, 16]), ((4, 3), (4, 3), (4, 4)), strict=True))
+        logits = (X @ q @ k.T @ X.mT / 3**0.5).softmax(-1) @ X @ v @ E
+        if over == "all":
+            return cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return torch.stack([cross_entropy(z, y) for z, y in zip(logits, labels, strict=True)]).mean()
+
+    theta = torch.cat([w.flatten() for w in weights])
+    f = attention.forward(X, *weights)
+    for over in ("all", "sample"):
+        truth: torch.Tensor = autograd.hessian(lambda t, o=over: loss(t, o), theta)  # type: ignore[no-untyped-call]
+        g, s = losses.unembedded_cross_entropy(f, E, labels, over=over)  # type: ignore[arg-type]
+        same, root = losses.unembedded_cross_entropy_root(f, E, labels, over=over)  # type: ignore[arg-type]
+        for grad, curvature in ((g, s), (same, attention.Root(root))):
+            H = attention.hessian(X, *weights, grad=grad, curvature=curvature)
+            torch.testing.assert_close(H.total.dense(), truth, rtol=1e-10, atol=1e-13)
+
+
+def test_any_label_can_be_ignored() -> None:
+    f, E = draw(2, 3, 4), draw(4, 7, seed=1)
+    labels = torch.tensor([[1, 2, -100], [0, -100, -100]])
+    truth = losses.unembedded_cross_entropy(f, E, labels)
+    for ignored in (6, 7, 99):
+        found = losses.unembedded_cross_entropy(f, E, labels.where(labels >= 0, ignored), ignore_index=ignored)
+        for one, other in zip(found, truth, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+    half = losses.unembedded_cross_entropy(f.bfloat16(), E.bfloat16(), labels)
+    assert all(part.dtype == torch.bfloat16 for part in half)
+
+
 # Messages
 
 SETUP = """
@@ -87,6 +128,7 @@ from curvlens.calculus.exponents import fit, predicted, predicted_depth
 from curvlens.calculus.scalar_attention import spectrum
 x, w = torch.ones(4), torch.ones(3)
 X, Q, V, Y = torch.ones(5, 4), torch.ones(4, 3), torch.ones(4, 2), torch.ones(5, 2)
+U, labels, entropy = torch.ones(4, 7), torch.arange(5), losses.unembedded_cross_entropy
 """
 CALLS = {
     "spectrum(x, w, w, 1.0, x, mask=torch.ones(4, 4))": "A float mask that is added to the scores goes into bias=",
@@ -129,6 +171,19 @@ CALLS = {
     "theorems.remark_3_1(X, Q.T, Q.T)": "WQ has (3, 4)",
     "theorems.remark_4_1(X, Q, Q, V, X)": "Y has shape (5, 4)",
     "theorems.remark_d_1(X, Q, Q, V, X)": "Y has shape (5, 4)",
+    "entropy(X, torch.ones(3, 2), labels)": "unembedding has shape (3, 2), expected (4, classes)",
+    "entropy(X, U.T, labels)": "nn.Linear stores (classes, d): give its weight.T",
+    "entropy(X, V, labels)": "There is a label 2, expected 0 to 1 or ignore_index=-100",
+    "entropy(X, U, labels - 1)": "There is a label -1",
+    "entropy(X, U, labels.float())": "labels is torch.float32, expected a tensor of integers",
+    "entropy(X, U, [0, 1, 2, 3, 4])": "labels is a list",
+    "entropy(X, U, labels[None])": "labels has shape (1, 5), expected (5,)",
+    "entropy(X[None], U, labels)": "labels has shape (5,), expected (1, 5)",
+    "entropy(X[0], U, labels[0])": "One token is outputs[None]",
+    "entropy(X.double(), U, labels)": "bring them to one dtype",
+    "entropy(X, U, torch.full((5,), -100))": "no token counts",
+    "entropy(X, U, labels, over='tokens')": "over='tokens'; there are 'sample' and 'all'",
+    "losses.unembedded_cross_entropy_root(X, U.T, labels)": "give its weight.T",
     "linear_mlp.hessian(X, V.T, Y)": "weights is a tensor of shape (2, 4), expected a list of matrices",
     "linear_mlp.hessian(X, 3, Y)": "weights is int, expected a list",
     "softmax.softmax(X, torch.ones(5, 4))": "softmax(scores + mask)",
