@@ -90,7 +90,7 @@ def test_padded_batches_over_all_tokens() -> None:
     labels = torch.tensor([[1, 5, 2, 0, 6], [3, 3, -100, -100, -100], [-100, 2, 4, -100, 0]])
 
     def loss(flat: torch.Tensor, over: str = "all") -> torch.Tensor:
-        q, k, v = (w.view(s) for w, s in zip(flat.split([12, 12, 16]), ((4, 3), (4, 3), (4, 4)), strict=True))
+        q, k, v = (w.view(s) for w, s in zip(torch.split(flat, [12, 12, 16]), ((4, 3), (4, 3), (4, 4)), strict=True))
         logits = (X @ q @ k.T @ X.mT / 3**0.5).softmax(-1) @ X @ v @ E
         if over == "all":
             return cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -100,8 +100,8 @@ def test_padded_batches_over_all_tokens() -> None:
     f = attention.forward(X, *weights)
     for over in ("all", "sample"):
         truth: torch.Tensor = autograd.hessian(lambda t, o=over: loss(t, o), theta)  # type: ignore[no-untyped-call]
-        g, s = losses.unembedded_cross_entropy(f, E, labels, over=over)  # type: ignore[arg-type]
-        same, root = losses.unembedded_cross_entropy_root(f, E, labels, over=over)  # type: ignore[arg-type]
+        g, s = losses.unembedded_cross_entropy(f, E, labels, over=over)
+        same, root = losses.unembedded_cross_entropy_root(f, E, labels, over=over)
         for grad, curvature in ((g, s), (same, attention.Root(root))):
             H = attention.hessian(X, *weights, grad=grad, curvature=curvature)
             torch.testing.assert_close(H.total.dense(), truth, rtol=1e-10, atol=1e-13)
