@@ -4,12 +4,13 @@ The model adds numbers of five digits: causal attention with one head, skip, ReL
 of the answer; d = 16, MLP 64, 64 sequences, embeddings of standard deviation 0.2, weights N(0, 0.64/d). Attention's
 Hessian is exact, in closed form.
 
+    pip install matplotlib
     python examples/attention_heatmap.py heatmap.png
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from typing import Literal
 
 import matplotlib.pyplot as plt
@@ -81,4 +82,7 @@ def draw(H: AttentionHessian, path: str) -> None:
 
 
 if __name__ == "__main__":
-    draw(hessian(), sys.argv[1] if len(sys.argv) > 1 else "heatmap.png")
+    parser = argparse.ArgumentParser(description="Draw log₁₀ |H| of the attention weights of one Transformer block.")
+    parser.add_argument("path", nargs="?", default="heatmap.png", help="the picture to write (default: heatmap.png)")
+    path = parser.parse_args().path
+    draw(hessian(), path)

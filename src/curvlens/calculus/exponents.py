@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -88,15 +89,20 @@ def predicted(
         raise CurvlensError(
             f"kind={kind!r}, residual={residual!r}; expected 'softmax' or 'linear', and 'constant' or 'scaling'."
         )
-    name = "".join(block)
+    _known_part(part)
+    name = "".join(block) if isinstance(block, (str, tuple, list)) and all(isinstance(b, str) for b in block) else ""
     found = table.get((part, name)) or table.get((part, name[::-1]))
     if found is None:
-        raise CurvlensError(
-            f"There is no growth rate of {part!r} {name!r}. {nearest(name, [b for p, b in table if p == part])}"
-        )
+        blocks = [b for p, b in table if p == part]
+        raise CurvlensError(f"There is no growth rate of {part!r} {name or block!r}. {nearest(name, blocks)}")
     if part == "outer" or found.data is None or residual == "constant":
         return found
     return Growth(found.data + 1, found.weights, found.moments)
+
+
+def _known_part(part: str) -> None:
+    if part not in ("outer", "functional"):
+        raise CurvlensError(f"part={part!r}; there are 'outer' and 'functional'.")
 
 
 def predicted_depth(
@@ -116,8 +122,13 @@ def predicted_depth(
     >>> predicted_depth(3, 1), predicted_depth(3, 1, "functional"), predicted_depth(3, 3, "functional")
     (54, 27, None)
     """
-    if depth < 1 or not 1 <= layer <= depth:
-        raise CurvlensError(f"layer={layer} of depth={depth}; layers go from 1 to the depth.")
+    _known_part(part)
+    if network not in ("attention", "mlp") or residual not in ("constant", "scaling"):
+        raise CurvlensError(
+            f"network={network!r}, residual={residual!r}; expected 'attention' or 'mlp', and 'constant' or 'scaling'."
+        )
+    if not isinstance(depth, int) or not isinstance(layer, int) or not 1 <= layer <= depth:
+        raise CurvlensError(f"layer={layer!r} of depth={depth!r}; layers are whole numbers from 1 to the depth.")
     if network == "mlp":
         return 2 if part == "outer" else None
     if part == "outer":
@@ -164,8 +175,8 @@ class PowerLaw:
 
 
 def fit(
-    sigma: Float[Tensor, " n"],
-    values: Float[Tensor, "*repeats n"],
+    sigma: Any,
+    values: Any,
     *,
     tolerance: float = 0.05,
     window: tuple[float, float] | None = None,
@@ -173,10 +184,13 @@ def fit(
 ) -> PowerLaw:
     """The power law of a measured curve in the widest window where it is one.
 
+    The interval is statistical only: it holds the scatter of the points (or of the repeats) about the line, not the
+    systematic bend of a curve that is nearly, but not quite, a power law inside the window. ``tolerance`` bounds that.
+
     Args:
-        sigma: Sizes, positive and ascending.
-        values: The curve, positive; or repeats of it, one a row. The interval is then that of the repeats' slopes,
-            otherwise that of the regression.
+        sigma: Sizes (n,), positive and ascending: a tensor, an array or a list.
+        values: The curve (…, n), positive; or repeats of it, one a row. The interval is then that of the repeats'
+            slopes, otherwise that of the regression.
         tolerance: Local slopes in the window differ from their mean by this much at most.
         window: Take this window instead of looking for one.
         level: Of the confidence interval.
@@ -186,16 +200,17 @@ def fit(
     >>> round(law.slope, 2), law.window[0] == 1e-3, law.window[1] < 0.05
     (4.98, True, True)
     """
-    curve = values.reshape(-1, values.shape[-1]).double()
-    if sigma.ndim != 1 or curve.shape[1] != len(sigma) or len(sigma) < 3:
+    sigma, values = _numbers("sigma", sigma), _numbers("values", values)
+    if sigma.ndim != 1 or not values.ndim or values.shape[-1] != len(sigma) or len(sigma) < 3 or not values.numel():
         raise CurvlensError(
             f"sigma has shape {tuple(sigma.shape)}, values {tuple(values.shape)}: one value a σ, three at least."
         )
+    curve = values.reshape(-1, len(sigma))
     if not bool((sigma > 0).all() and (sigma.diff() > 0).all()):
         raise CurvlensError("sigma has to be positive and ascending.")
     if not bool((curve > 0).all() and curve.isfinite().all()):
         raise CurvlensError("A power law needs positive, finite values; a block that is exactly zero has no slope.")
-    x, y = sigma.double().log(), curve.log()
+    x, y = sigma.log(), curve.log()
     local = y.mean(0).diff() / x.diff()
     first, last = _widest(local, tolerance) if window is None else _inside(sigma, window)
     x, y = x[first : last + 1], y[:, first : last + 1]
@@ -218,6 +233,20 @@ def fit(
         tuple(local.tolist()),
         level,
     )
+
+
+def _numbers(name: str, given: Any) -> Float[Tensor, "*shape"]:
+    """A tensor, an array or nested lists of numbers in float64."""
+    try:
+        numbers = torch.as_tensor(given)
+        if numbers.is_complex():
+            raise TypeError("complex numbers")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CurvlensError(
+            f"{name} is a {type(given).__name__} that is no tensor of real numbers ({error}): give a tensor, an array "
+            "or a list of numbers."
+        ) from error
+    return numbers.detach().double()
 
 
 def _widest(local: Tensor, tolerance: float) -> tuple[int, int]:

@@ -5,8 +5,9 @@ With A_i = W^D ⋯ W^{i+1} behind layer i, b_i = W^{i−1} ⋯ W^1 x before it, 
     outer (i, j)              c A_iᵀ A_j ⊗ Σ_n b_i b_jᵀ
     functional (i, j), i < j  [(a, d), (c, e)] = (W^{j−1} ⋯ W^{i+1})[e, a] (Σ_n b_i gᵀ A_j)[d, c] .
 
-The functional part is block-hollow: between a layer and itself it is zero. Both grow with the square of the data at
-any depth, the functional part linearly where the residual is constant.
+The functional part is block-hollow: between a layer and itself it is zero. At any depth the outer part grows with the
+square of the data. The functional part grows linearly where the residual tends to a constant for small data, and with
+the square where it scales with the data.
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ def hessian(
         weights: W^1 … W^D, each (out, in), as in F(x) = W^D ⋯ W^1 x.
         target: Y.
     """
+    if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
+        given = f"a tensor of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
+        raise CurvlensError(f"weights is {given}, expected a list of matrices: [W1, W2, …], or [W] for one layer.")
     if not weights:
         raise CurvlensError("A network needs at least one weight matrix.")
     alike({"X": X, **{f"W{i + 1}": w for i, w in enumerate(weights)}, "target": target})

@@ -11,11 +11,16 @@ of the size of the logits is ever held, which is what makes a vocabulary of 50 0
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from curvlens.calculus.inputs import alike
+from curvlens.errors import CurvlensError
 
 CHUNK = 1 << 20
 """Numbers in one chunk of rows: 8 MB in float64, inside the cache of most processors."""
@@ -75,19 +80,32 @@ def square_curvature(t: Float[Tensor, ...]) -> Float[Tensor, ...]:
     return 2 * t
 
 
+Over = Literal["sample", "all"]
+
+
 def unembedded_cross_entropy(
     outputs: Float[Tensor, "*batch l d"],
     unembedding: Float[Tensor, "d c"],
     labels: Int[Tensor, "*batch l"],
     *,
     ignore_index: int = -100,
+    over: Over = "sample",
 ) -> tuple[Float[Tensor, "*batch l d"], Float[Tensor, "*batch l d d"]]:
-    """Gradient and curvature, at every token's output f, of each sample's mean cross-entropy of the logits f E.
+    """Gradient and curvature, at every token's output f, of the mean cross-entropy of the logits f E.
 
-    g_i = E (p_i − y_i)/n and S_i = E (diag p_i − p_i p_iᵀ) Eᵀ/n, with n the counted tokens of the sample; both are zero
-    where the label is ignored. They go into `curvlens.calculus.attention.hessian` as ``grad`` and ``curvature``.
+    g_i = n_i E (p_i − y_i) and S_i = n_i E (diag p_i − p_i p_iᵀ) Eᵀ; both are zero where the label is ignored. They go
+    into `curvlens.calculus.attention.hessian` as ``grad`` and ``curvature``, which takes the mean over the B samples.
+
+    Args:
+        outputs: F, one token a row.
+        unembedding: E, (d, classes).
+        labels: A class for each token, or ``ignore_index``.
+        ignore_index: The label of tokens that do not count.
+        over: "sample": n_i = 1/(counted tokens of the sample), so that every sample weighs the same; one without any
+            adds nothing. "all": n_i = B/(counted tokens of all samples), so that the mean over the samples is the mean
+            over all counted tokens, as ``F.cross_entropy`` takes it.
     """
-    gradient, root = unembedded_cross_entropy_root(outputs, unembedding, labels, ignore_index=ignore_index)
+    gradient, root = unembedded_cross_entropy_root(outputs, unembedding, labels, ignore_index=ignore_index, over=over)
     return gradient, root @ root.mT
 
 
@@ -97,15 +115,64 @@ def unembedded_cross_entropy_root(
     labels: Int[Tensor, "*batch l"],
     *,
     ignore_index: int = -100,
+    over: Over = "sample",
 ) -> tuple[Float[Tensor, "*batch l d"], Float[Tensor, "*batch l d c"]]:
-    """The same with a root R_i = E (diag √p_i − p_i √p_iᵀ)/√n of the curvature, S_i = R_i R_iᵀ.
+    """The same with a root R_i = √n_i E (diag √p_i − p_i √p_iᵀ) of the curvature, S_i = R_i R_iᵀ.
 
     For ``curvature=attention.Root(R)``: with fewer classes than features S need not be built.
     """
-    counted = labels != ignore_index
+    counted = _counted(outputs, unembedding, labels, ignore_index)
+    if over not in ("sample", "all"):
+        raise CurvlensError(f"over={over!r}; there are 'sample' and 'all'.")
+    # nothing is differentiated: no graph is built, whatever the tensors are parts of
+    outputs, unembedding = outputs.detach(), unembedding.detach()
     p = _softmax(outputs @ unembedding)
-    share = (counted.to(p.dtype) / counted.sum(-1, keepdim=True).clamp(min=1))[..., None]
-    target = torch.zeros_like(p).scatter_(-1, labels.clamp(min=0)[..., None], 1.0)
-    root = p.sqrt()[..., None, :] * (unembedding - unembedding @ p[..., None])
-    gradient = share * ((p - target) @ unembedding.mT)
-    return gradient.to(outputs.dtype), (share.sqrt()[..., None] * root).to(outputs.dtype)
+    wide = unembedding.to(p.dtype)
+    if over == "sample":
+        share = counted.to(p.dtype) / counted.sum(-1, keepdim=True).clamp(min=1)
+    else:
+        share = counted.to(p.dtype) * (math.prod(labels.shape[:-1]) / int(counted.sum()))
+    target = torch.zeros_like(p).scatter_(-1, labels.long().where(counted, 0)[..., None], 1.0)
+    root = p.sqrt()[..., None, :] * (wide - wide @ p[..., None])
+    gradient = share[..., None] * ((p - target) @ wide.mT)
+    return gradient.to(outputs.dtype), (share.sqrt()[..., None, None] * root).to(outputs.dtype)
+
+
+def _counted(outputs: Tensor, unembedding: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """Which tokens count, if outputs, unembedding and labels fit each other."""
+    alike({"outputs": outputs, "unembedding": unembedding})
+    if outputs.ndim < 2 or unembedding.ndim != 2:
+        raise CurvlensError(
+            f"outputs has shape {tuple(outputs.shape)}, unembedding {tuple(unembedding.shape)}; expected (…, tokens, "
+            "d) and (d, classes). One token is outputs[None]."
+        )
+    (d, classes), width = unembedding.shape, outputs.shape[-1]
+    if d != width:
+        fix = "nn.Linear stores (classes, d): give its weight.T." if classes == width else "Their d has to be equal."
+        raise CurvlensError(
+            f"unembedding has shape {(d, classes)}, expected ({width}, classes) for outputs of shape "
+            f"{tuple(outputs.shape)}. {fix}"
+        )
+    if (
+        not isinstance(labels, Tensor)
+        or labels.is_floating_point()
+        or labels.is_complex()
+        or labels.dtype == torch.bool
+    ):
+        given = labels.dtype if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
+        raise CurvlensError(f"labels is {given}, expected a tensor of integers, one class a token: labels.long().")
+    if labels.shape != outputs.shape[:-1]:
+        raise CurvlensError(
+            f"labels has shape {tuple(labels.shape)}, expected {tuple(outputs.shape[:-1])}, a label for each token of "
+            f"outputs of shape {tuple(outputs.shape)}."
+        )
+    counted = labels != ignore_index
+    wrong = labels[counted & ((labels < 0) | (labels >= classes))]
+    if len(wrong):
+        raise CurvlensError(
+            f"There is a label {int(wrong[0])}, expected 0 to {classes - 1} or ignore_index={ignore_index}. Give the "
+            "label of tokens that do not count as ignore_index=."
+        )
+    if not counted.any():
+        raise CurvlensError(f"Every label is ignore_index={ignore_index}: no token counts, and there is no mean.")
+    return counted

@@ -18,6 +18,7 @@ grow with it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from curvlens.calculus.inputs import alike
 from curvlens.calculus.softmax import softmax
 from curvlens.errors import CurvlensError
 
@@ -104,27 +106,23 @@ def spectrum(
         w_K: Key weights.
         w_V: Value weight.
         y: Targets, of the shape of x.
-        bias: Added to the scores; anything that does not depend on the weights.
+        bias: Added to the scores; anything that does not depend on the weights. −∞ where a token may not attend.
         mask: None, "causal" or a boolean tensor, True where a token may attend.
         sink: A further bias towards the first token: an attention sink.
     """
-    if w_Q.shape != w_K.shape:
-        raise CurvlensError(f"w_Q has {w_Q.numel()} entries, w_K has {w_K.numel()}: they have to be equal.")
-    if y.shape != x.shape:
-        raise CurvlensError(f"y has shape {tuple(y.shape)}, x has {tuple(x.shape)}: they have to be equal.")
+    w_V, sink = _number("w_V", w_V), _number("sink", sink)
+    _check(x, w_Q, w_K, y, bias, mask)
     d_k, length = w_Q.shape[0], x.shape[-1]
     x, y = x.reshape(-1, length), y.reshape(-1, length)
     root = d_k**0.5
     scores = (w_Q @ w_K / root) * x[:, :, None] * x[:, None, :]
     if bias is not None:
         scores = scores + bias
-    if sink:
-        scores = scores + sink * (torch.arange(length, device=x.device) == 0)
-    if isinstance(mask, str):
-        if mask != "causal":
-            raise CurvlensError(f"mask={mask!r}; there are None, 'causal' and a boolean tensor, True where attended.")
-        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-    attention = softmax(scores, mask)
+    scores[..., 0] += sink
+    allowed = scores > -torch.inf
+    if mask is not None:
+        allowed &= torch.ones_like(allowed).tril() if isinstance(mask, str) else mask
+    attention = softmax(scores, allowed)
     # about the token with the largest weight, as in `curvlens.calculus.moments`
     r = x.gather(1, attention.argmax(-1))
     apart = x[:, None, :] - r[:, :, None]
@@ -170,6 +168,48 @@ def spectrum(
         float(mu),
         float(residual.square().mean()),
     )
+
+
+def _check(x: Tensor, w_Q: Tensor, w_K: Tensor, y: Tensor, bias: Tensor | None, mask: object) -> None:
+    tensors = {"x": x, "w_Q": w_Q, "w_K": w_K, "y": y}
+    if isinstance(bias, Tensor):
+        tensors["bias"] = bias.masked_fill(bias == -torch.inf, 0)
+    alike(tensors)
+    for name, weight in (("w_Q", w_Q), ("w_K", w_K)):
+        if weight.ndim != 1:
+            raise CurvlensError(
+                f"{name} has shape {tuple(weight.shape)}, expected a vector (d_K,): tokens are scalars, so the weights "
+                f"of queries and keys are vectors. Give {name}.flatten()."
+            )
+    if w_Q.shape != w_K.shape:
+        raise CurvlensError(f"w_Q has {w_Q.numel()} entries, w_K has {w_K.numel()}: they have to be equal.")
+    if not x.ndim:
+        raise CurvlensError("x is a single number, expected (…, tokens): give x[None] for one token.")
+    if y.shape != x.shape:
+        raise CurvlensError(f"y has shape {tuple(y.shape)}, x has {tuple(x.shape)}: they have to be equal.")
+    square = (x.shape[-1], x.shape[-1])
+    if bias is not None and (not isinstance(bias, Tensor) or tuple(bias.shape) != square):
+        given = f"shape {tuple(bias.shape)}" if isinstance(bias, Tensor) else f"type {type(bias).__name__}"
+        raise CurvlensError(f"bias has {given}, expected a tensor of shape {square}, queries by keys.")
+    if isinstance(mask, Tensor):
+        if mask.dtype != torch.bool or tuple(mask.shape) != square:
+            raise CurvlensError(
+                f"mask is {mask.dtype} of shape {tuple(mask.shape)}, expected a boolean tensor of shape {square}, True "
+                "where attended. A float mask that is added to the scores goes into bias=."
+            )
+    elif mask not in (None, "causal"):
+        raise CurvlensError(f"mask={mask!r}; there are None, 'causal' and a boolean tensor, True where attended.")
+
+
+def _number(name: str, given: float | Tensor) -> float:
+    """One finite number, as a float."""
+    try:
+        number = float(given)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise CurvlensError(f"{name}={given!r}, expected one finite number.")
+    return number
 
 
 def _basis(vector: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from curvlens.calculus.vec import block_diagonal, identity, kron
+from curvlens.errors import CurvlensError
 
 
 def softmax(
@@ -23,6 +24,11 @@ def softmax(
     """Softmax over the last axis where ``allowed``; rows without any allowed entry are zero."""
     if allowed is None:
         return scores.softmax(-1)
+    if allowed.dtype != torch.bool:
+        raise CurvlensError(
+            f"allowed is {allowed.dtype}, expected a boolean tensor, True where attended. A float mask is added to the "
+            "scores instead: softmax(scores + mask)."
+        )
     rows = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
     return rows.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 

@@ -21,11 +21,21 @@ def vec(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch mn"]:
 
 def unvec(vector: Float[Tensor, "*batch mn"], rows: int, columns: int) -> Float[Tensor, "*batch m n"]:
     """The matrix of given size whose `vec` is the vector."""
+    if not vector.ndim or vector.shape[-1] != rows * columns:
+        raise CurvlensError(
+            f"A vector of shape {tuple(vector.shape)} is no {rows} × {columns} matrix: its last axis has to have "
+            f"{rows * columns} entries."
+        )
     return vector.reshape(*vector.shape[:-1], rows, columns)
 
 
 def kron(*factors: Float[Tensor, "_ _"]) -> Float[Tensor, "_ _"]:
     """A ⊗ B ⊗ …, of any number of matrices (Definition A.1)."""
+    if not factors or any(factor.ndim != 2 for factor in factors):
+        given = ", ".join(str(tuple(factor.shape)) for factor in factors)
+        raise CurvlensError(
+            f"kron takes one matrix or more, got shapes [{given}]: a vector is a matrix of one column, v[:, None]."
+        )
     product = factors[0]
     for factor in factors[1:]:
         # by hand: torch.kron (2.13) fails on the transpose of a single row
@@ -73,10 +83,11 @@ def swap(m: int, n: int, like: Tensor) -> Float[Tensor, "mn mn"]:
     return commutation(n, m, like)
 
 
-def shuffle(d: int, like: Tensor) -> Float[Tensor, "ddd d"]:
-    """S = (I_d ⊗ K_{d,d}) (vec I_d ⊗ I_d), of shape d³ × d (Theorem 3.2)."""
-    eye = identity(d, like)
-    return kron(eye, commutation(d, d, like)) @ kron(vec(eye)[:, None], eye)
+def shuffle(d: int, like: Tensor, out: int | None = None) -> Float[Tensor, "_ d"]:
+    """S = (I_o ⊗ K_{d,o}) (vec I_o ⊗ I_d), of shape o² d × d, with o = d in print (Theorem 3.2)."""
+    out = d if out is None else out
+    eye = identity(out, like)
+    return kron(eye, commutation(d, out, like)) @ kron(vec(eye)[:, None], identity(d, like))
 
 
 def residual(difference: Float[Tensor, "l d"], m: int) -> Float[Tensor, "m mld"]:
