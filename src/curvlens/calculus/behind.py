@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -60,18 +61,30 @@ def behind(of: Outputs, target: Any, grad: Any, curvature: Any, reduction: str) 
         raise CurvlensError(f"curvature is one, or a pair (gauss_newton, rest); {len(curvature)} given.")
     outer, rest = curvature if isinstance(curvature, (tuple, list)) else (curvature, 0.0)
     # rounding is judged by the larger of a pair: the rest may be a difference of two that are equal
-    tensors = [part for part in (outer, rest) if isinstance(part, Tensor)]
-    size = max((float(torch.linalg.vector_norm(part, ord=torch.inf)) for part in tensors if part.numel()), default=0.0)
+    size = max(_size(part) for part in (outer, rest))
     named = (("curvature", outer), ("curvature[1]", rest))
     parts = [_curvature(name, part, shape, of, scale, size) for name, part in named]
     return Loss(scale * grad.detach().reshape(of.shape), *parts)
 
 
+def _size(part: Any) -> float:
+    """The size of the largest entry of a curvature, whatever it is given by."""
+    if isinstance(part, Root):
+        return _size(part.R) ** 2 * (part.R.shape[-1] if isinstance(part.R, Tensor) and part.R.ndim else 1)
+    if isinstance(part, Tensor) and part.is_floating_point() and part.numel():
+        return float(torch.linalg.vector_norm(part.detach(), ord=torch.inf))
+    return abs(float(part)) if isinstance(part, (int, float)) else 0.0
+
+
 def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Outputs, scale: float, size: float) -> Curvature:
     if isinstance(given, (int, float)) and not isinstance(given, bool):
+        if not math.isfinite(given):
+            raise CurvlensError(f"{name} is {given}; expected a number, a tensor or a Root.")
         return scale * given
     if isinstance(given, Root):
-        columns = given.R.shape[-1] if isinstance(given.R, Tensor) and given.R.ndim else 0
+        if not isinstance(given.R, Tensor) or not given.R.ndim:
+            raise CurvlensError(f"the root of {name} has to have the shape {(*shape, 'r')}, for any r.")
+        columns = given.R.shape[-1]
         _fits(f"the root of {name}", given.R, (*shape, columns), of)
         return Root(scale**0.5 * given.R.detach().reshape(*of.shape, columns))
     _fits(name, given, (*shape, shape[-1]), of)

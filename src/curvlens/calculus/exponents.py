@@ -257,7 +257,7 @@ def _widest(local: Tensor, tolerance: float) -> tuple[int, int]:
             run = local[start:end]
             spread = float((run - run.mean()).abs().max())
             if spread > tolerance:
-                break
+                continue  # a longer run has another mean, and may agree again
             best = max(best, (end - start, -spread, start, end), key=lambda found: found[:2])
     return best[2], best[3]
 

@@ -96,9 +96,9 @@ class Form:
 
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`."""
-        self.room(self.size**2, f"{self.title} as a dense matrix")
-        out = torch.empty(self.size, self.size, dtype=self.dtype, device=self.device)
         largest = max(rows * columns for rows, columns in self.shapes.values()) ** 2
+        self.room(self.size**2 + 2 * largest, f"{self.title} as a dense matrix, with two blocks to work in,")
+        out = torch.empty(self.size, self.size, dtype=self.dtype, device=self.device)
         spaces = [torch.empty(largest, dtype=self.dtype, device=self.device) for _ in range(2)]
         for i, first in enumerate(self.names):
             for second in self.names[i:]:
@@ -160,8 +160,8 @@ class Form:
 
     def checked(self, v: Tensor) -> Tensor:
         """A vector or matrix of the right length, in the dtype of the form."""
-        if not isinstance(v, Tensor) or v.ndim not in (1, 2) or v.shape[0] != self.size:
-            given = f"shape {tuple(v.shape)}" if isinstance(v, Tensor) else f"a {type(v).__name__}"
+        if not isinstance(v, Tensor) or v.ndim not in (1, 2) or v.shape[0] != self.size or v.is_complex():
+            given = f"shape {tuple(v.shape)}, {v.dtype}" if isinstance(v, Tensor) else f"a {type(v).__name__}"
             raise CurvlensError(
                 f"{self.title} takes a vector of {self.size} numbers (blocks {listing(self.names)}) or a "
                 f"({self.size}, k) matrix, got {given}."

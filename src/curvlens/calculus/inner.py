@@ -6,14 +6,18 @@ tokens than the block has rows it is less work to build the block in panels of r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from curvlens.calculus.terms import Diagonal, Given, Pair, Term, Tokens, merged
 
+CANCELLED = 1e-7
+"""Where tokens cancel to less than this, their inner products are rounding, and the block is built in panels."""
 CHUNK = 1 << 22
 """Numbers in one chunk of pairs of tokens: 32 MB in float64."""
 
@@ -36,9 +40,11 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
     )
     alone = all(isinstance(term, Diagonal) for term in terms) and len({term.axes for term in terms}) == 1  # type: ignore[union-attr]
     if alone or (pairwise <= assembled and not any(isinstance(term, (Given, Diagonal)) for term in terms)):
-        return sum(
+        square = sum(
             (1 if i == j else 2) * inner(terms[i], terms[j]) for i in range(len(terms)) for j in range(i, len(terms))
         )
+        if square > CANCELLED * sum(map(_size, terms)) ** 2 or not math.isfinite(square):
+            return square
     step = max(1, CHUNK * shape[0] // block)
     total = 0.0
     for start in range(0, shape[0], step):
@@ -46,6 +52,18 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
         panel = sum((term.rows(part).dense() for term in terms[1:]), terms[0].rows(part).dense())
         total += float(panel.double().square().sum())
     return total
+
+
+def _size(term: Term) -> float:
+    """What the norm of a term is at most: Σ_n ‖u_n‖ ‖w_n‖ ‖P_n‖."""
+    if isinstance(term, Tokens):
+        sizes = (vector_norm(t.flatten(1), dim=1, dtype=torch.float64) for t in (term.u, term.w, term.matrix))
+        return float(torch.stack(list(sizes)).prod(0).sum())
+    if isinstance(term, Diagonal):
+        sizes = (vector_norm(t, dim=1, dtype=torch.float64) for t in (term.u, term.w, term.v))
+        return float(torch.stack(list(sizes)).prod(0).sum())
+    assert isinstance(term, Pair)
+    return float(vector_norm(term.first, dtype=torch.float64) * vector_norm(term.matrix, dtype=torch.float64))
 
 
 def gathered(terms: Sequence[Term]) -> list[Term]:
@@ -141,6 +159,12 @@ def _sum(first: tuple[str, Tensor], second: tuple[str, Tensor]) -> float:
 
 def _tokens(first: Tokens, second: Tokens) -> float:
     """Σ_nm of the inner products of token n of the first with token m of the second."""
+    one, scale = _scaled(first)
+    other, also = (one, scale) if second is first else _scaled(second)
+    return scale * also * _sums(one, other)
+
+
+def _sums(first: Tokens, second: Tokens) -> float:
     if first.axes == second.axes:
         same = first is second
         if first.symmetric and second.symmetric:
@@ -171,8 +195,7 @@ def _tokens(first: Tokens, second: Tokens) -> float:
         some = slice(start, start + step)
         left = torch.einsum(f"n{first.on_matrix},m{b}->nm{common}", first.matrix[some], u2)
         right = torch.einsum(f"m{second.on_matrix},n{a}->nm{common}", second.matrix, u1[some])
-        gram = (s1[some] @ s2.T) * (left * right).sum(-1)
-        total += float(gram.double().sum())
+        total += float(((s1[some] @ s2.T).double() * (left * right).sum(-1).double()).sum())
     return total
 
 
@@ -189,4 +212,13 @@ def _gram(first: Tokens, some: slice, second: Tokens, others: slice) -> float:
     """Σ (u_n·u_m)(w_n·w_m)⟨P_n, P_m⟩ over some tokens n of the first and others m of the second."""
     on_u, on_w = first.u[some] @ second.u[others].T, first.w[some] @ second.w[others].T
     on_matrix = first.matrix[some].flatten(1) @ second.matrix[others].flatten(1).T
-    return float((on_u * on_w * on_matrix).double().sum())
+    return float((on_u.double() * on_w.double() * on_matrix.double()).sum())
+
+
+def _scaled(term: Tokens) -> tuple[Tokens, float]:
+    """The term with entries of size 1, and what it has to be multiplied with: squares of small numbers underflow."""
+    if term.u.dtype == torch.float64:
+        return term, 1.0
+    u, w, matrix = (float(vector_norm(t, ord=torch.inf)) or 1.0 for t in (term.u, term.w, term.matrix))
+    one = replace(term, u=term.u / u, w=term.u / u if term.w is term.u else term.w / w, matrix=term.matrix / matrix)
+    return one, u * (u if term.w is term.u else w) * matrix

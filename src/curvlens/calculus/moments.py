@@ -29,14 +29,18 @@ class Moments(NamedTuple):
     M3: Float[Tensor, "*batch l d d d"]
 
 
-def _about_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _about_largest(a: Tensor, x: Tensor, names: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A without its largest entries, the tokens r there, m − r, and which rows have any entry, for x (…, k, d).
 
-    r of an empty row is 0.
+    r of an empty row is 0. Tokens of one name (…, k) are copies of each other, and struck out together.
     """
     largest, top = a.max(-1, keepdim=True)
     alive = largest > 0
-    rest = a.scatter(-1, top, 0.0)
+    if names is None:
+        rest = a.scatter(-1, top, 0.0)
+    else:
+        wide = names[..., None, :].expand(a.shape)
+        rest = a.where(wide != wide.gather(-1, top), 0.0)
     r = x.gather(-2, top.expand(*top.shape[:-1], x.shape[-1])) * alive
     return rest, r, rest @ x - rest.sum(-1, keepdim=True) * r, alive
 
@@ -80,12 +84,12 @@ def contracted(
     """M1, M2, M2 u and M3 contracted with u, for a vector u_i a row (u_i = W_V g_i in the Hessian of attention).
 
     Both moments are one matrix product, [A₀; W] times the k × d² matrix of the x_j x_jᵀ, and a correction of rank 3.
-    The tokens are taken from their mean beforehand: M2 and M3 do not change, and a large common offset does not
+    The tokens are taken from a common origin beforehand: M2 and M3 do not change, and a large common offset does not
     cancel.
     """
-    origin = x.mean(-2, keepdim=True)
-    y = x - origin
-    rest, r, from_r, alive = _about_largest(attention, y.expand(*attention.shape[:-2], *y.shape[-2:]))
+    origin, y = from_origin(attention, x)
+    y = y.expand(*attention.shape[:-2], *y.shape[-2:])
+    rest, r, from_r, alive = _about_largest(attention, y, _copies(x))
     s = u @ y.transpose(-1, -2) - (u * r).sum(-1, keepdim=True)  # u·(x_j − r)
     w = rest * (s - (rest * s).sum(-1, keepdim=True))  # ∂ℓ/∂T but for the largest entry, which is −Σ_j w_j
     rows, d = u.shape[-2:]
@@ -99,6 +103,28 @@ def contracted(
     second = _minus(raw[..., :rows, :, :], (m1, r), (mean, from_r))
     third = _minus(raw[..., rows:, :, :], (p1, r), (mean, p), (p, from_r))
     return Contracted(mean + origin * alive, second, p, third)
+
+
+def _copies(x: Tensor) -> Tensor | None:
+    """A number for every token (…, k), the same for equal tokens; None if no two are equal."""
+    seen: dict[bytes, int] = {}
+    rows = x.detach().reshape(-1, x.shape[-1]).contiguous().view(torch.uint8).cpu().numpy()
+    names = [seen.setdefault(row.tobytes(), len(seen)) for row in rows]
+    if len(seen) == len(names):
+        return None
+    return torch.tensor(names, device=x.device).view(x.shape[:-1])
+
+
+def from_origin(
+    attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"]
+) -> tuple[Float[Tensor, "*batch 1 d"], Float[Tensor, "*batch k d"]]:
+    """The mean of the tokens as all rows see them, and the tokens from there; tokens that no row sees are 0.
+
+    Padding, or a token that is masked, may be of any size: it must not move the others.
+    """
+    seen = attention.sum(-2, keepdim=True)
+    origin = (seen / seen.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)) @ x.where(seen.mT > 0, 0.0)
+    return origin, (x - origin).where(seen.mT > 0, 0.0)
 
 
 def _minus(matrices: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:

@@ -84,7 +84,7 @@ class RowwiseHessian:
         if isinstance(curvature, float):
             middle = left if right is None else right.mT if left is None else left @ right.mT
             if middle is None or middle.ndim == 2:  # the same for all tokens
-                return [Pair(curvature * (one.u.mT @ other.u), middle, "ac", "de", one.shape[1])]
+                return [Pair((curvature * one.u).mT @ other.u, middle, "ac", "de", one.shape[1])]
             return [Tokens(one.u, other.u, curvature * middle, "a", "c", "de", one is other)]
         if isinstance(curvature, Root):
             seen = curvature.R if left is None else left @ curvature.R

@@ -88,7 +88,7 @@ def _outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> Ter
         assert left is not None
         middle = left if right is None else left @ right.mT
     if middle is None:
-        return Pair(curvature * (u.mT @ w), None, on_u + on_w, row + column, first.shape["ad".index(row)])
+        return Pair((curvature * u).mT @ w, None, on_u + on_w, row + column, first.shape["ad".index(row)])
     if middle.ndim == 2:  # the same for all tokens
         return Pair(u.mT @ w, middle, on_u + on_w, row + column, first.shape["ad".index(row)])
     return Tokens(u, w, middle, on_u, on_w, row + column, same)

@@ -55,6 +55,8 @@ class ByMoments:
 
     def __call__(self, v: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """H v by letter; a letter that is not there is zero."""
+        if not self.curved and not self.functional:
+            return {letter: torch.zeros_like(zero) for letter, zero in self.zeros.items()}
         if len(v) < len(self.zeros):
             v = {**self.zeros, **v}
         times, plus, second = self.times, self.plus, self.second

@@ -78,7 +78,10 @@ def hessian(
     of = layer(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
     batch = X.shape[:-2]
     loss = behind(of.outputs(batch), target, grad, curvature, reduction)
-    return AttentionHessian(of, loss, _letters(wrt, context is not None), batch, named=WQ.ndim == 3)
+    found = AttentionHessian(of, loss, _letters(wrt, context is not None), batch, named=WQ.ndim == 3)
+    if not found.total.size:
+        raise CurvlensError(f"wrt={wrt!r} leaves no block: one matrix W_QK has the letters Q and V.")
+    return found
 
 
 def hessian_single(X: Tensor, WQK: Tensor, WV: Value, target: Tensor | None = None, **options: Any) -> AttentionHessian:
@@ -91,7 +94,7 @@ def hessian_single(X: Tensor, WQK: Tensor, WV: Value, target: Tensor | None = No
 
 def _letters(wrt: str, crossed: bool) -> list[str]:
     known = "QKVXC" if crossed else "QKVX"
-    letters = list(dict.fromkeys(wrt))
+    letters = list(dict.fromkeys(wrt)) if isinstance(wrt, str) else []
     if not letters or any(letter not in known + "O" for letter in letters) or letters == ["O"]:
         raise CurvlensError(
             f"wrt={wrt!r}; it is made of the letters {', '.join(known)} (C only with a context; V means both factors "

@@ -21,6 +21,8 @@ from curvlens.calculus.moments import Moments, moments
 from curvlens.calculus.terms import Given, Pair, Term
 from curvlens.errors import CurvlensError
 
+ALONG = 1 << 24
+"""Numbers in the attention matrices of all directions that go along the tokens together: 128 MB in float64."""
 PARTS: tuple[Part, ...] = ("outer", "functional", "total")
 
 
@@ -129,12 +131,20 @@ class AttentionHessian:
     def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         vectors = self._form(part).checked(v)
+        if not v.numel():
+            return vectors.clone()
         if self._tokens or self._few_keys:
-            return self._along_tokens(vectors.reshape(self.total.size, -1), part).reshape(v.shape)
+            pieces = vectors.reshape(self.total.size, -1).split(self._at_once, 1)  # type: ignore[no-untyped-call]
+            return torch.cat([self._along_tokens(piece, part) for piece in pieces], 1).reshape(v.shape)
         if v.ndim == 1:
             return self._by_moments(vectors.contiguous(), part)
         products = [self._by_moments(column, part) for column in vectors.T.contiguous()]
         return torch.stack(products, 1)
+
+    @cached_property
+    def _at_once(self) -> int:
+        """So many directions go along the tokens together: each has some copies of the attention matrix."""
+        return max(1, ALONG // self.layer.attention.numel())
 
     @cached_property
     def _few_keys(self) -> bool:

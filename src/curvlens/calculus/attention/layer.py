@@ -6,6 +6,7 @@ Tokens are rows. F = Σ_h A_h X_k W_V^h with A_h = softmax(τ X_q W_Q^h W_K^hᵀ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.behind import Outputs
-from curvlens.calculus.inputs import alike
+from curvlens.calculus.inputs import alike, require_room
 from curvlens.calculus.softmax import softmax
 from curvlens.errors import CurvlensError
 
@@ -79,7 +80,13 @@ class Layer:
     @cached_property
     def attention(self) -> Tensor:
         """A, (H, B, L, L_k)."""
+        (samples, rows), keys = self.queries.shape[:2], self.keys.shape[1]
+        require_room(
+            3 * self.heads * samples * rows * keys, self.queries, "Attention", "Give fewer tokens or samples at a time."
+        )
         scores = self.kappa.view(-1, *self.queries.shape[:2], self.keys.shape[-1]) @ self.keys.mT
+        if not math.isfinite(float(scores.sum())) and not scores.isfinite().all():
+            raise CurvlensError("Scores overflow: tokens and weights are too large for their dtype.")
         if self.kind == "softmax":
             return softmax(scores, self.allowed)
         return scores if self.allowed is None else scores * self.allowed
@@ -112,6 +119,9 @@ def layer(
     context: Tensor | None,
 ) -> Layer:
     """Check and shape what the user gave."""
+    for name, tensor in (("X", x), ("WQ", wq), ("WV", wv)):
+        if tensor is None:
+            raise CurvlensError(f"{name} is None, expected a tensor.")
     if isinstance(wv, (tuple, list)) and len(wv) != 2:
         raise CurvlensError(f"WV is one matrix, or a pair (down, up); {len(wv)} given.")
     down, up = wv if isinstance(wv, (tuple, list)) else (wv, None)
@@ -120,10 +130,11 @@ def layer(
     tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
     alike(tensors)
     # Nothing here is differentiated: no graph is built, whatever the tensors are parts of.
-    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+    tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}  # what changes later is not ours
     x, context = tensors["X"], tensors.get("context")
-    if x.ndim < 2:
-        raise CurvlensError(f"X has shape {tuple(x.shape)}, expected (…, tokens, features).")
+    for name in ("X", "context"):
+        if name in tensors and tensors[name].ndim < 2:
+            raise CurvlensError(f"{name} has shape {tuple(tensors[name].shape)}, expected (…, tokens, features).")
     weights = {name: t for name, t in tensors.items() if name not in ("X", "context")}
     dims = {t.ndim for t in weights.values()}
     if dims not in ({2}, {3}):
@@ -134,7 +145,8 @@ def layer(
         )
     if kind not in ("softmax", "linear"):
         raise CurvlensError(f"kind={kind!r}; there are 'softmax' and 'linear'.")
-    if not temperature > 0 or temperature == float("inf"):
+    tau = _tau(temperature, 1.0 if wk is None else wq.shape[-1] ** 0.5)
+    if tau is None:
         raise CurvlensError(f"temperature={temperature}; it divides the scores and has to be a positive number.")
     keys = x if context is None else context
     if keys.shape[:-2] != x.shape[:-2]:
@@ -170,11 +182,19 @@ def layer(
         key,
         value,
         out,
-        1 / (temperature * (1.0 if key is None else key.shape[-1] ** 0.5)),
+        tau,
         _allowed(mask, x, keys),
         kind,  # type: ignore[arg-type]
         context is not None,
     )
+
+
+def _tau(temperature: Any, root: float) -> float | None:
+    """1/(t √d_K), or None if t does not divide scores; its square has to be a number too."""
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature > 0:
+        return None
+    tau = 1 / (temperature * root) if temperature * root > 0 else math.inf
+    return tau if tau > 0 and abs(math.log10(tau) if tau < math.inf else math.inf) < 150 else None
 
 
 def _allowed(mask: Any, x: Tensor, keys: Tensor) -> Tensor | None:
@@ -201,4 +221,4 @@ def _allowed(mask: Any, x: Tensor, keys: Tensor) -> Tensor | None:
         wanted = f"{size}" if full == size else f"{size} or {full}"
         hint = " A mask of the keys alone is real[:, None, :]." if mask.ndim == 2 and len(full) == 3 else ""
         raise CurvlensError(f"mask has shape {tuple(mask.shape)}, expected {wanted}.{hint}") from error
-    return wide.reshape(-1, *size).to(x.device)
+    return wide.reshape(-1, *size).to(x.device, copy=True)

@@ -1,0 +1,180 @@
+"""What broke the closed form of attention once: sizes, masks, changed inputs, cancellation."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_truth import Case
+from curvlens.calculus import attention, exponents, moments
+from curvlens.errors import CurvlensError
+from curvlens.operators import closed_form
+
+D = torch.float64
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+def layer(seed: int = 0, length: int = 5, d: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return draw(length, d, seed=seed), *(draw(d, 2, seed=seed + i) for i in (1, 2, 3))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("curvature", [0.0, (0.0, 1.0)])
+@pytest.mark.parametrize("heads", [None, 2])
+def test_an_outer_part_that_is_zero_is_zero_in_products_too(curvature: Any, heads: int | None) -> None:
+    case = Case(loss="ce", heads=heads, rank=2)
+    positional, keywords = case.arguments()
+    H = attention.hessian(*positional, **{**keywords, "curvature": curvature})
+    v = torch.ones(H.total.size, dtype=D)
+    assert not H.matvec(v, "outer").any()
+    assert not closed_form(H, "outer").dense().any()
+    torch.testing.assert_close(H.matvec(v, "functional"), H.functional.dense() @ v)
+    torch.testing.assert_close(H.matvec(v), H.total.dense() @ v)
+
+
+@pytest.mark.parametrize("d", [4, 12])  # many keys, few keys
+@pytest.mark.parametrize("size", [1e4, 1e8, 1e30])
+def test_a_key_that_nobody_sees_may_be_of_any_size(d: int, size: float) -> None:
+    X, WQ, WK, WV = draw(8, d), *(draw(d, 3, seed=i) / d for i in (1, 2, 3))
+    g, S = draw(8, 3, seed=4), torch.eye(3, dtype=D).repeat(8, 1, 1)
+    g[-1], S[-1] = 0, 0
+    real = torch.ones(8, 8, dtype=torch.bool).tril()
+    real[:, -1] = False
+    for dtype, near in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
+        small, large = X.clone(), X.clone()
+        large[-1] *= size
+        for mask in ("causal", real):
+            if mask == "causal" and size > 1e8:
+                continue  # the last token attends to itself, and its scores overflow
+            options: dict[str, Any] = {"grad": g.to(dtype), "curvature": S.to(dtype), "mask": mask}
+            weights = [w.to(dtype) for w in (WQ, WK, WV)]
+            one, other = (attention.hessian(x.to(dtype), *weights, **options) for x in (small, large))
+            for a, b in (("Q", "Q"), ("Q", "K"), ("K", "V"), ("V", "V")):
+                error = (one.total[a, b] - other.total[a, b]).norm() / one.total[a, b].norm()
+                assert error < near, (dtype, a, b)
+                assert abs(one.norm((a, b)) / other.norm((a, b)) - 1) < near
+
+
+def test_what_changes_after_construction_changes_nothing() -> None:
+    X, WQ, WK, WV = layer()
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    settings: tuple[dict[str, Any], ...] = (
+        {"target": draw(5, 2, seed=7)},
+        {"grad": draw(5, 2, seed=7), "curvature": 1.0},
+    )
+    for options in settings:
+        given = [t.clone() for t in (X, WQ, WK, WV)]
+        H = attention.hessian(*given, mask=mask.clone(), **options)
+        allowed = mask.clone()
+        changed = attention.hessian(*given, mask=allowed, **options)
+        changed.norm("K")
+        for tensor in given:
+            tensor.mul_(2)
+        allowed.logical_not_()
+        v = torch.ones(H.total.size, dtype=D)
+        torch.testing.assert_close(changed.total.dense(), H.total.dense(), rtol=0, atol=0)
+        torch.testing.assert_close(changed.matvec(v), H.total.dense() @ v)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+@pytest.mark.parametrize("sigma", [1e-5, 1e-4, 1e4])
+def test_norms_in_float32_neither_underflow_nor_overflow(sigma: float, kind: Any) -> None:
+    if kind == "softmax" and sigma > 1:
+        sigma = 3.0
+    X, WQ, WK, WV = layer(length=6, d=5)
+    H = attention.hessian((sigma * X).float(), WQ.float(), WK.float(), WV.float(), draw(6, 2).float(), kind=kind)
+    for form in (H.outer, H.functional):
+        for pair in (("Q", "Q"), ("K", "K"), ("Q", "K"), ("Q", "V")):
+            truth = float(form[pair].double().norm())
+            assert abs(form.norm(pair) - truth) <= 1e-3 * truth, (form, pair)
+
+
+@pytest.mark.parametrize("apart", [1e-6, 1e-8, 1e-10])
+def test_norms_where_tokens_cancel(apart: float) -> None:
+    C, X, g = draw(7, 4), draw(2, 4, seed=1), draw(2, 3, seed=2)
+    X[1], g[1] = X[0] + apart * X[1], -g[0]
+    WQ, WK, WV = (draw(4, 3, seed=i) for i in (3, 4, 5))
+    H = attention.hessian(X, WQ, WK, WV, grad=g, curvature=0.0, context=C)
+    for pair in (("Q", "Q"), ("Q", "V"), ("K", "V"), ("Q", "K")):
+        truth = float(H.total[pair].norm())
+        assert abs(H.norm(pair) - truth) <= 1e-6 * truth, pair
+
+
+@pytest.mark.parametrize("sharpness", [20.0, 60.0])
+def test_saturated_attention_on_a_word_that_occurs_twice(sharpness: float) -> None:
+    """Two copies of the strongest key are one key with twice the weight: the same moments, also of what is left."""
+    x, q = draw(6, 3), sharpness * draw(4, 3, seed=1)
+    twice = torch.cat([x, x[:3]])
+    a = (q @ twice.T).softmax(-1)
+    merged = a[:, :6].clone()
+    merged[:, :3] += a[:, 6:]
+    u = draw(4, 3, seed=2)
+    for one, other in zip(moments.contracted(a, twice, u), moments.contracted(merged, x, u), strict=True):
+        for first, second in zip(one, other, strict=True):
+            assert float((first - second).norm()) <= 1e-11 * float(second.norm()) + 1e-300
+
+
+def test_half_precision_does_not_overflow_before_it_is_scaled() -> None:
+    X, W = torch.full((8000, 3, 5), 3.0).half(), torch.full((5, 2), 0.1).half()
+    H = attention.hessian(X, W, W, W, target=torch.zeros(8000, 3, 2).half())
+    assert abs(float(H.outer["V"][0, 0]) - 9) < 0.1
+
+
+def test_a_rest_that_is_rounding_beside_a_root() -> None:
+    X, WQ, WK, WV = layer()
+    root = draw(5, 2, 2, seed=9)
+    noise = 1e-16 * draw(5, 2, 2, seed=10)
+    attention.hessian(X, WQ, WK, WV, grad=draw(5, 2), curvature=(attention.Root(root), noise))
+    attention.hessian(X, WQ, WK, WV, grad=draw(5, 2), curvature=(1.0, noise))
+
+
+def test_many_columns_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, WQ, WK, WV = layer(length=3, d=6)
+    H = attention.hessian(X, WQ, WK, WV, target=draw(3, 2), wrt="QKVX")
+    v = draw(H.total.size, 11)
+    whole = H.matvec(v)
+    module = sys.modules["curvlens.calculus.attention.hessian"]  # the name in the package is the function
+    monkeypatch.setattr(module, "ALONG", 4 * H.layer.attention.numel())
+    del H.__dict__["_at_once"]
+    torch.testing.assert_close(H.matvec(v), whole, rtol=1e-14, atol=1e-15)
+    assert H.matvec(v[:, :0]).shape == (H.total.size, 0)
+
+
+def test_the_widest_window_is_found() -> None:
+    steps = torch.tensor([0, 0, 0, 0.08, 0.08, 0.08], dtype=D)
+    sigma = torch.exp(torch.arange(7, dtype=D))
+    law = exponents.fit(sigma, torch.cat([torch.zeros(1, dtype=D), steps]).cumsum(0).exp(), tolerance=0.05)
+    assert law.points == 7
+
+
+X, WQ, WK, WV = layer()
+Y = draw(5, 2, seed=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": 1e-300}, "temperature=1e-300"),
+        ({"curvature": float("nan"), "grad": Y, "target": None}, "curvature is nan"),
+        ({"X": 1e200 * X}, "Scores overflow"),
+        ({"context": X[0]}, "context has shape"),
+        ({"wrt": "O"}, "made of the letters"),
+    ],
+)
+def test_bad_input(changes: dict[str, Any], message: str) -> None:
+    keywords = {"X": X, "WQ": WQ, "WK": WK, "WV": WV, "target": Y, **changes}
+    with pytest.raises(CurvlensError, match=message):
+        attention.hessian(**keywords).norm()
+
+
+def test_one_matrix_has_no_key() -> None:
+    with pytest.raises(CurvlensError, match="leaves no block"):
+        attention.hessian_single(X, WQ @ WK.T, WV, Y, wrt="K")
+    with pytest.raises(CurvlensError, match="complex"):
+        attention.hessian(X, WQ, WK, WV, Y).matvec(torch.ones(18, dtype=torch.complex128))
