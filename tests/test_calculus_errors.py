@@ -127,7 +127,7 @@ def test_what_does_not_fit_memory_is_said_beforehand(monkeypatch: pytest.MonkeyP
     assert H.norm() > 0
     monkeypatch.setattr("curvlens.calculus.inputs.available_bytes", lambda device: 1000)
     monkeypatch.setattr("curvlens.calculus.inputs.SMALL", 0)
-    with pytest.raises(cl.CurvlensError, match=r"1024 entries, 8 KiB; 1000 B are free.*`matvec`, `norm`"):
+    with pytest.raises(cl.CurvlensError, match=r"1312 entries, 10.25 KiB; 1000 B are free.*`matvec`, `norm`"):
         H.total.dense()
     with pytest.raises(cl.CurvlensError, match=r"The block \(Q, Q\) has 144 entries"):
         H.outer["Q"]
