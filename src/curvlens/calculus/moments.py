@@ -123,8 +123,10 @@ def from_origin(
     Padding, or a token that is masked, may be of any size: it must not move the others.
     """
     seen = attention.sum(-2, keepdim=True)
-    origin = (seen / seen.sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)) @ x.where(seen.mT > 0, 0.0)
-    return origin, (x - origin).where(seen.mT > 0, 0.0)
+    origin = (seen @ x) / seen.sum(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
+    y = x - origin
+    visible = seen > 0
+    return origin, y if bool(visible.all()) else y.where(visible.mT, 0.0)
 
 
 def _minus(matrices: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
