@@ -57,7 +57,7 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
 def _size(term: Term) -> float:
     """What the norm of a term is at most: Σ_n ‖u_n‖ ‖w_n‖ ‖P_n‖."""
     if isinstance(term, Tokens):
-        sizes = (vector_norm(t.flatten(1), dim=1, dtype=torch.float64) for t in (term.u, term.w, term.matrix))
+        sizes = (vector_norm(t.flatten(1), dim=1).double() for t in (term.u, term.w, term.matrix))
         return float(torch.stack(list(sizes)).prod(0).sum())
     if isinstance(term, Diagonal):
         sizes = (vector_norm(t, dim=1, dtype=torch.float64) for t in (term.u, term.w, term.v))
@@ -216,9 +216,11 @@ def _gram(first: Tokens, some: slice, second: Tokens, others: slice) -> float:
 
 
 def _scaled(term: Tokens) -> tuple[Tokens, float]:
-    """The term with entries of size 1, and what it has to be multiplied with: squares of small numbers underflow."""
+    """The term with entries of size 1, and what it has to be multiplied with, where squares would leave the dtype."""
     if term.u.dtype == torch.float64:
         return term, 1.0
     u, w, matrix = (float(vector_norm(t, ord=torch.inf)) or 1.0 for t in (term.u, term.w, term.matrix))
+    if term.u.dtype != torch.float16 and all(1e-12 < size < 1e12 for size in (u, w, matrix)):
+        return term, 1.0
     one = replace(term, u=term.u / u, w=term.u / u if term.w is term.u else term.w / w, matrix=term.matrix / matrix)
     return one, u * (u if term.w is term.u else w) * matrix
