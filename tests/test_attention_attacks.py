@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attention_truth import Case
 from curvlens.calculus import attention, exponents, moments
+from curvlens.calculus.terms import Tokens
 from curvlens.errors import CurvlensError
 from curvlens.operators import closed_form
 
@@ -118,6 +119,13 @@ def test_saturated_attention_on_a_word_that_occurs_twice(sharpness: float) -> No
     for one, other in zip(moments.contracted(a, twice, u), moments.contracted(merged, x, u), strict=True):
         for first, second in zip(one, other, strict=True):
             assert float((first - second).norm()) <= 1e-11 * float(second.norm()) + 1e-300
+
+
+def test_a_part_that_is_zero_is_not_built_to_find_its_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokens, "rows", None)
+    X, WQ, WK, WV = layer(length=2, d=12)
+    H = attention.hessian(X, WQ, WK, WV, grad=torch.zeros(2, 2, dtype=D), curvature=1.0)
+    assert H.norm("Q", "functional") == H.norm(("K", "V"), "functional") == 0
 
 
 def test_half_precision_does_not_overflow_before_it_is_scaled() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from curvlens.calculus.inputs import row_names
 from curvlens.calculus.terms import Diagonal, Given, Pair, Term, Tokens, merged
 
 CANCELLED = 1e-7
@@ -38,12 +39,13 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
         for i, first in enumerate(tokens)
         for second in tokens[i:]
     )
-    alone = all(isinstance(term, Diagonal) for term in terms) and len({term.axes for term in terms}) == 1  # type: ignore[union-attr]
+    diagonals = [term for term in terms if isinstance(term, Diagonal)]
+    alone = len(diagonals) == len(terms) and len({term.axes for term in diagonals}) == 1
     if alone or (pairwise <= assembled and not any(isinstance(term, (Given, Diagonal)) for term in terms)):
         square = sum(
             (1 if i == j else 2) * inner(terms[i], terms[j]) for i in range(len(terms)) for j in range(i, len(terms))
         )
-        if square > CANCELLED * sum(map(_size, terms)) ** 2 or not math.isfinite(square):
+        if square >= CANCELLED * sum(map(_size, terms)) ** 2 or not math.isfinite(square):
             return square
     step = max(1, CHUNK * shape[0] // block)
     total = 0.0
@@ -88,17 +90,15 @@ def gathered(terms: Sequence[Term]) -> list[Term]:
 def _groups(u: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """Distinct pairs of vectors and the place of every token among them; None if all are distinct."""
     vectors = u if u is w else torch.cat([u, w], 1)
-    seen: dict[bytes, int] = {}
-    place: list[int] = []
-    first: list[int] = []
-    for i, row in enumerate(vectors.contiguous().view(torch.uint8).cpu().numpy()):
-        place.append(seen.setdefault(row.tobytes(), len(seen)))
-        if place[-1] == len(first):
-            first.append(i)
+    place = row_names(vectors)
+    first: dict[int, int] = {}
+    for i, name in enumerate(place):
+        first.setdefault(name, i)
     if len(first) == len(place):
         return None
-    distinct = u[first]
-    return distinct, distinct if u is w else w[first], torch.tensor(place, device=u.device)
+    some = list(first.values())
+    distinct = u[some]
+    return distinct, distinct if u is w else w[some], torch.tensor(place, device=u.device)
 
 
 def inner(first: Term, second: Term) -> float:
@@ -106,8 +106,8 @@ def inner(first: Term, second: Term) -> float:
     if isinstance(first, Tokens) and isinstance(second, Tokens):
         return _tokens(first, second)
     if isinstance(first, Diagonal) and isinstance(second, Diagonal):
-        gram = (first.u @ second.u.T) * (first.w @ second.w.T) * (first.v @ second.v.T)
-        return float(gram.double().sum())
+        pairs = ((first.u, second.u), (first.w, second.w), (first.v, second.v))
+        return float(torch.stack([a.double() @ b.double().T for a, b in pairs]).prod(0).sum())
     if isinstance(first, Pair) and isinstance(second, Pair):
         return _pairs(first, second)
     if isinstance(first, Pair):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
@@ -40,3 +41,9 @@ def require_room(numbers: int, like: Tensor, what: str, instead: str) -> None:
     free = available_bytes(like.device)
     if needed > free:
         raise CurvlensError(f"{what} has {numbers} entries, {readable(needed)}; {readable(free)} are free. {instead}")
+
+
+def row_names(rows: Tensor) -> list[int]:
+    """A number for every row (n, ·), counted from 0 in the order in which they come: equal rows have the same."""
+    seen: dict[bytes, int] = {}
+    return [seen.setdefault(row.tobytes(), len(seen)) for row in rows.contiguous().view(torch.uint8).cpu().numpy()]

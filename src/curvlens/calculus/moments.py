@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from curvlens.calculus.inputs import row_names
 from curvlens.calculus.softmax import jacobian, second_derivative
 from curvlens.calculus.vec import commutation, identity, khatri_rao, kron, vec
 
@@ -107,10 +108,8 @@ def contracted(
 
 def _copies(x: Tensor) -> Tensor | None:
     """A number for every token (…, k), the same for equal tokens; None if no two are equal."""
-    seen: dict[bytes, int] = {}
-    rows = x.detach().reshape(-1, x.shape[-1]).contiguous().view(torch.uint8).cpu().numpy()
-    names = [seen.setdefault(row.tobytes(), len(seen)) for row in rows]
-    if len(seen) == len(names):
+    names = row_names(x.detach().reshape(-1, x.shape[-1]))
+    if max(names) + 1 == len(names):
         return None
     return torch.tensor(names, device=x.device).view(x.shape[:-1])
 
