@@ -186,3 +186,13 @@ def test_one_matrix_has_no_key() -> None:
         attention.hessian_single(X, WQ @ WK.T, WV, Y, wrt="K")
     with pytest.raises(CurvlensError, match="complex"):
         attention.hessian(X, WQ, WK, WV, Y).matvec(torch.ones(18, dtype=torch.complex128))
+
+
+def test_what_leaves_may_be_differentiated_through() -> None:
+    """Inside, tensors are made in inference mode; none of them gets out."""
+    x, w = torch.randn(4, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    H = attention.hessian(x, w, w, w, target=torch.zeros(4, 3, dtype=torch.float64))
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    found = [H.total.dense(), H.total["Q", "V"], H.outer["V"], H.diagonal(), H.matvec(torch.ones(27)), H.moments.M2]
+    for tensor in [*found, H.layer.output, H.gauge(), H.t_functional().dense()]:
+        (scale * tensor).sum().backward()

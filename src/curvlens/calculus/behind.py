@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.curvature import Curvature, Root, counts
-from curvlens.calculus.inputs import alike
+from curvlens.calculus.inputs import alike, largest
 from curvlens.errors import CurvlensError
 
 
@@ -72,7 +72,7 @@ def _size(part: Any) -> float:
     if isinstance(part, Root):
         return _size(part.R) ** 2 * (part.R.shape[-1] if isinstance(part.R, Tensor) and part.R.ndim else 1)
     if isinstance(part, Tensor) and part.is_floating_point() and part.numel():
-        return float(torch.linalg.vector_norm(part.detach(), ord=torch.inf))
+        return largest(part)
     return abs(float(part)) if isinstance(part, (int, float)) else 0.0
 
 

@@ -52,8 +52,8 @@ def counts(curvature: Curvature) -> bool | Tensor:
     if isinstance(curvature, float):
         return curvature != 0
     entries = curvature.R if isinstance(curvature, Root) else curvature
-    largest: Tensor = torch.linalg.vector_norm(entries, ord=torch.inf, dim=(-2, -1))
-    return largest != 0
+    tokens = entries.flatten(-2)
+    return (tokens.amax(-1) != 0) | (tokens.amin(-1) != 0)
 
 
 def plus(first: Curvature, second: Curvature) -> Curvature:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from curvlens.calculus.inputs import row_names
+from curvlens.calculus.inputs import largest, row_names
 from curvlens.calculus.terms import Diagonal, Given, Pair, Term, Tokens, merged
 
 CANCELLED = 1e-7
@@ -219,7 +219,7 @@ def _scaled(term: Tokens) -> tuple[Tokens, float]:
     """The term with entries of size 1, and what it has to be multiplied with, where squares would leave the dtype."""
     if term.u.dtype == torch.float64:
         return term, 1.0
-    u, w, matrix = (float(vector_norm(t, ord=torch.inf)) or 1.0 for t in (term.u, term.w, term.matrix))
+    u, w, matrix = (largest(t) or 1.0 for t in (term.u, term.w, term.matrix))
     if term.u.dtype != torch.float16 and all(1e-12 < size < 1e12 for size in (u, w, matrix)):
         return term, 1.0
     one = replace(term, u=term.u / u, w=term.u / u if term.w is term.u else term.w / w, matrix=term.matrix / matrix)

@@ -30,8 +30,14 @@ class Moments(NamedTuple):
     M3: Float[Tensor, "*batch l d d d"]
 
 
-def _about_largest(a: Tensor, x: Tensor, names: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A without its largest entries, the tokens r there, m − r, and which rows have any entry, for x (…, k, d).
+def _about_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens r where A is largest, and m − r, for x (…, k, d)."""
+    rest, r, _ = _without_largest(a, x)
+    return r, rest @ x - rest.sum(-1, keepdim=True) * r
+
+
+def _without_largest(a: Tensor, x: Tensor, names: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """A without its largest entries, the tokens r there, and which rows have any entry, for x (…, k, d).
 
     r of an empty row is 0. Tokens of one name (…, k) are copies of each other, and struck out together.
     """
@@ -43,7 +49,7 @@ def _about_largest(a: Tensor, x: Tensor, names: Tensor | None = None) -> tuple[T
         wide = names[..., None, :].expand(a.shape)
         rest = a.where(wide != wide.gather(-1, top), 0.0)
     r = x.gather(-2, top.expand(*top.shape[:-1], x.shape[-1])) * alive
-    return rest, r, rest @ x - rest.sum(-1, keepdim=True) * r, alive
+    return rest, r, alive
 
 
 def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"]) -> Moments:
@@ -56,13 +62,13 @@ def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k 
     weighted = attention[..., None] * y
     second = weighted.transpose(-1, -2) @ y
     third = torch.einsum("...jp,...jq,...jr->...pqr", weighted, y, y)
-    _, r, from_r, _ = _about_largest(attention, x)
+    r, from_r = _about_largest(attention, x)
     return Moments(r + from_r, second, third)
 
 
 def deviations(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*batch k d"]) -> Float[Tensor, "*batch l k d"]:
     """x_j − m_i for every row i and token j; what is small is a difference of small numbers."""
-    _, r, from_r, _ = _about_largest(attention, x)
+    r, from_r = _about_largest(attention, x)
     return (x[..., None, :, :] - r[..., :, None, :]) - from_r[..., :, None, :]
 
 
@@ -90,7 +96,7 @@ def contracted(
     """
     origin, y = from_origin(attention, x)
     y = y.expand(*attention.shape[:-2], *y.shape[-2:])
-    rest, r, from_r, alive = _about_largest(attention, y, _copies(x))
+    rest, r, alive = _without_largest(attention, y, _copies(x))
     s = u @ y.transpose(-1, -2) - (u * r).sum(-1, keepdim=True)  # u·(x_j − r)
     w = rest * (s - (rest * s).sum(-1, keepdim=True))  # ∂ℓ/∂T but for the largest entry, which is −Σ_j w_j
     rows, d = u.shape[-2:]
@@ -98,8 +104,8 @@ def contracted(
     squares = (y[..., :, :, None] * y[..., :, None, :]).flatten(-2)
     raw = (both @ squares).reshape(*both.shape[:-1], d, d)
     linear = both @ y
-    m1, p1 = linear[..., :rows, :], linear[..., rows:, :]
-    p = p1 - w.sum(-1, keepdim=True) * r
+    about_r = linear - both.sum(-1, keepdim=True) * torch.cat([r, r], -2)
+    (m1, p1), (from_r, p) = (torch.split(both_of, rows, -2) for both_of in (linear, about_r))
     mean = r + from_r
     second = _minus(raw[..., :rows, :, :], (m1, r), (mean, from_r))
     third = _minus(raw[..., rows:, :, :], (p1, r), (mean, p), (p, from_r))

@@ -231,6 +231,10 @@ class Given:
         """[a, d, c, e]."""
         return self.block
 
+    def add_to(self, out: Tensor) -> None:
+        """Add the term to a block [a, d, c, e]."""
+        out += self.block
+
     def diagonal(self) -> Tensor:
         """[a, d], the entries with c = a and e = d."""
         return torch.einsum("adad->ad", self.block)
@@ -273,46 +277,54 @@ def merged(terms: Sequence[Term]) -> list[Term]:
     return result
 
 
-def summed(
-    terms: Sequence[Term],
-    shape: tuple[int, int, int, int],
-    like: Tensor,
-    spaces: Sequence[Tensor | None] = (None, None),
-) -> Tensor:
-    """The sum of the terms, [a, d, c, e]: a view of a tensor that is free to be written to.
+def summed(terms: Sequence[Term], shape: tuple[int, int, int, int], out: Tensor, work: Tensor | None = None) -> Tensor:
+    """The sum of the terms, a matrix [(a, d), (c, e)] in the memory of ``out``, a flat tensor.
 
-    ``spaces`` are two flat tensors whose memory may be used: that of a new one costs more than to fill it.
+    ``work`` is one more such tensor that may be written to: the memory of a new one costs more than to fill it.
     """
+    block = out[: shape[0] * shape[1] * shape[2] * shape[3]].view(shape)
     tokens = [term for term in terms if isinstance(term, Tokens)]
-    total = _with_one_vector(tokens, spaces[0]) if len(tokens) > 1 else None
-    left = [term for term in terms if total is None or not isinstance(term, Tokens)]
-    for term in sorted(left, key=lambda term: isinstance(term, (Pair, Diagonal))):
-        if isinstance(term, (Pair, Diagonal)):
-            total = like.new_zeros(shape) if total is None else total
-            term.add_to(total)
-        elif total is None:
-            total = term.dense().clone() if isinstance(term, Given) else term.dense(spaces[0])
-        else:
-            total += term.dense() if isinstance(term, Given) else term.dense(spaces[1])
-    return like.new_zeros(shape) if total is None else total
+    if _share_a_vector(tokens):
+        _sum_by_vector(tokens, block, work)
+    else:
+        total: Tensor | None = None
+        for token in tokens:
+            total = token.dense(work) if total is None else total.add_(token.dense(out))
+        block.zero_() if total is None else block.copy_(total)
+    for term in terms:
+        if not isinstance(term, Tokens):
+            term.add_to(block)
+    return block.view(shape[0] * shape[1], -1)
 
 
-def _with_one_vector(terms: Sequence[Tokens], space: Tensor | None) -> Tensor | None:
-    """Σ_n u_n T_n with T_n = Σ w_n P_n, if all terms have the same u, and tokens so few that T is small."""
+def _share_a_vector(terms: Sequence[Tokens]) -> bool:
+    """Whether all have the same u on the same axis of the rows, and there are so few tokens that Σ w_n P_n is small."""
+    if not terms or terms[0].on_u not in "ad":
+        return False
+    first = terms[0]
+    count, width = first.u.shape
+    if first.matrix.numel() * first.w.shape[1] > SMALL:
+        few = 1 if len(terms) > 1 else 0
+    else:
+        few = 4 if len(terms) > 1 else 2
+    return count <= few * width and all(term.u is first.u and term.on_u == first.on_u for term in terms)
+
+
+def _sum_by_vector(terms: Sequence[Tokens], block: Tensor, work: Tensor | None) -> None:
+    """Σ_n u_n T_n with T_n = Σ w_n P_n over the terms, which all have u on the same axis of the rows."""
     u, on_u = terms[0].u, terms[0].on_u
-    few = 2 if terms[0].matrix.numel() * terms[0].w.shape[1] > SMALL else 4
-    if u.shape[0] > few * u.shape[1] or any(term.u is not u or term.on_u != on_u for term in terms):
-        return None
-    axes = "cade".replace(on_u, "")  # so that both the block and its transpose are copied in short strides
-    total: Tensor | None = None
+    axes = "dce" if on_u == "a" else "ace"
+    rest: Tensor | None = None
     for term in terms:
         place = axes.index(term.on_w)
         w = term.w[(slice(None), *(slice(None) if i == place else None for i in range(3)))]
         first, second = (axes.index(axis) for axis in term.on_matrix)
         matrix = (term.matrix if first < second else term.matrix.mT).unsqueeze(1 + place)
-        total = w * matrix if total is None else total.addcmul_(w, matrix)
-    assert total is not None
-    size = u.shape[1] * total[0].numel()
-    out = None if space is None else space[:size].view(u.shape[1], -1)
-    product = torch.mm(u.T, total.flatten(1), out=out).view(u.shape[1], *total.shape[1:])
-    return product.permute([(on_u + axes).index(axis) for axis in AXES])
+        rest = w * matrix if rest is None else rest.addcmul_(w, matrix)
+    assert rest is not None
+    flat = rest.flatten(1)
+    if on_u == "a":
+        torch.mm(u.T, flat, out=block.view(u.shape[1], -1))
+        return
+    space = None if work is None else work[: block.numel()].view(u.shape[1], -1)
+    block.copy_(torch.mm(u.T, flat, out=space).view(u.shape[1], *rest.shape[1:]).transpose(0, 1))

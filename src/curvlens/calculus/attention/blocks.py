@@ -13,6 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from curvlens.calculus.attention.layer import Layer
+from curvlens.calculus.attention.potential import Side
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.curvature import Curvature, Root, is_zero
 from curvlens.calculus.terms import TRANSPOSED, Pair, Term, Tokens
@@ -49,6 +50,8 @@ def terms(state: State, first: Slot, second: Slot, part: Part) -> list[Term]:
     """The block of two weight matrices, the first not after the second."""
     if part == "outer":
         return outer(state, first, second, state.outer)
+    if part == "total" and first.head == second.head and (both := _both(state, first, second)):
+        return both
     own = functional(state, first, second) if first.head == second.head else []
     return [*outer(state, first, second, state.total if part == "total" else state.rest), *own]
 
@@ -92,6 +95,20 @@ def _outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> Ter
     if middle.ndim == 2:  # the same for all tokens
         return Pair(u.mT @ w, middle, on_u + on_w, row + column, first.shape["ad".index(row)])
     return Tokens(u, w, middle, on_u, on_w, row + column, same)
+
+
+def _both(state: State, first: Slot, second: Slot) -> list[Term]:
+    """Both parts of query and key matrices together, if the loss has the same curvature c·I everywhere."""
+    if first.letter + second.letter not in ("QQ", "KK", "QK") or not state.potential.has_third:
+        return []
+    if not isinstance(state.total, float) or is_zero(state.total):
+        return []
+    x, q = (state.vector(slot.letter, slot.head) for slot in (first, second))
+    (on_x, row), (on_q, column) = first.axes(row=True), second.axes(row=False)
+    sides: list[Side] = ["K" if slot.letter == "Q" else "X" for slot in (first, second)]
+    matrix = state.potential.curved(state.total, *sides)[first.head]
+    found = Tokens(x, q, matrix, on_x, on_q, row + column, first == second)
+    return [found] if first == second else [found, scores(state, first.head)]
 
 
 def functional(state: State, first: Slot, second: Slot) -> list[Term]:

@@ -70,12 +70,12 @@ class Layer:
     @cached_property
     def q(self) -> Tensor:
         """X_q W_Q, (H, B·L, d_K)."""
-        return self.queries.flatten(0, 1) @ self.WQ
+        return self.times(self.queries.flatten(0, 1), self.WQ)
 
     @cached_property
     def kappa(self) -> Tensor:
         """κ_i = τ W_K W_Qᵀ x_i, so that T_ij = κ_i · x_j: (H, B·L, d)."""
-        return self.tau * (self.q if self.WK is None else self.q @ self.WK.mT)
+        return self.tau * (self.q if self.WK is None else torch.bmm(self.q, self.WK.mT))
 
     @cached_property
     def attention(self) -> Tensor:
@@ -96,6 +96,10 @@ class Layer:
         """F, (B, L, d_out)."""
         values = self.keys @ self.WV[:, None]
         return (self.attention @ values).sum(0)
+
+    def times(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """Rows (N, ·) times the matrices of all heads, (H, N, ·)."""
+        return torch.bmm(rows.expand(self.heads, -1, -1), weights)
 
     def outputs(self, batch: Sequence[int]) -> Outputs:
         """What a loss behind the layer needs of it."""

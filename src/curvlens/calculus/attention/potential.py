@@ -24,6 +24,10 @@ Side = Literal["X", "K", "V"]
 """What a side of a matrix was multiplied with: nothing, W_K or W_V."""
 
 
+CURVED = 4
+"""The order under which sums of both orders are kept."""
+
+
 class Potential:
     """What is known of Φ at the N = B·L query tokens of every head."""
 
@@ -54,6 +58,12 @@ class Potential:
     def third(self, left: Side, right: Side) -> Tensor:
         """τ² Pᵀ G P', (H, N, ·, ·)."""
         return self._matrix(3, left, right)
+
+    def curved(self, curvature: float, left: Side, right: Side) -> Tensor:
+        """τ² Pᵀ (c M2 W_V W_Vᵀ M2 + G) P', (H, N, ·, ·): both parts of the Hessian, if S_i = c·I for all tokens."""
+        third, first, second = self.third(left, right), self.second(left, "V"), self.second(right, "V")
+        parts = (part.flatten(0, 1) for part in (third, first, second.mT))
+        return torch.baddbmm(*parts, alpha=curvature).view(third.shape)
 
     def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
         """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r)."""
@@ -127,7 +137,13 @@ class ManyKeys(Potential):
         # symmetric, so that Pᵀ M is (M P)ᵀ; one product a head, not one a token
         start = self._matrix(order, "X", "X") if left == "X" else self._matrix(order, "X", left).mT
         heads, count, rows, _ = start.shape
-        return (start.reshape(heads, count * rows, -1) @ weights).view(heads, count, rows, -1)
+        return torch.bmm(start.reshape(heads, count * rows, -1), weights).view(heads, count, rows, -1)
+
+    def curved(self, curvature: float, left: Side, right: Side) -> Tensor:
+        """τ² Pᵀ (c M2 W_V W_Vᵀ M2 + G) P', (H, N, ·, ·): the sum first, then its products with the weights."""
+        if (CURVED, "X", "X") not in self._found:
+            self._found[CURVED, "X", "X"] = super().curved(curvature, "X", "X")
+        return self._matrix(CURVED, left, right)
 
 
 class FewKeys(Potential):
@@ -195,7 +211,7 @@ class FewKeys(Potential):
 def potential(layer: Layer, g: Tensor) -> Potential:
     """What is known of Φ, for g = ∂ℓ/∂f of every query token, (N, d_out)."""
     few = layer.keys.shape[1] < layer.keys.shape[2]
-    return FewKeys(layer, g) if few else ManyKeys(layer, g @ layer.WV.mT)
+    return FewKeys(layer, g) if few else ManyKeys(layer, layer.times(g, layer.WV.mT))
 
 
 def _room(layer: Layer, numbers: int) -> None:
