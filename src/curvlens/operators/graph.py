@@ -132,7 +132,7 @@ class Graph:
                 [f for f, _ in pairs], inputs, [w for _, w in pairs], create_graph=True, allow_unused=True
             )
         self.gradient = dict(zip(self.leaves, gradient, strict=True))
-        _refuse_once_differentiable(gradient)
+        refuse_once_differentiable(g for g in gradient if g is not None)
 
     @property
     def unused(self) -> set[str]:
@@ -187,12 +187,13 @@ class Graph:
         return held if self.seam is None else [*held, *self.outputs, *self.seam.gradient]
 
 
-def _refuse_once_differentiable(gradient: Iterable[Tensor | None]) -> None:
+def refuse_once_differentiable(gradient: Iterable[Tensor], path: str | None = None) -> None:
     """Look for functions marked ``once_differentiable``.
 
     torch means them to raise when differentiated twice, but hangs their error on a dead end of the graph, which
     ``torch.autograd.grad(..., inputs)`` never visits: second derivatives through them would be zero, in silence.
     """
-    for node in graph_nodes(g for g in gradient if g is not None):
+    where = "" if path is None else f" in {path!r}"
+    for node in graph_nodes(gradient):
         if node.name() == "torch::autograd::Error":
-            raise CurvlensError(CANNOT_TWICE.format("a function is marked once_differentiable"))
+            raise CurvlensError(CANNOT_TWICE.format(f"a function{where} is marked once_differentiable"))

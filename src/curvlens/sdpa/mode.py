@@ -31,7 +31,7 @@ def _not_overridden(function: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-_multi_head_attention = _not_overridden(F.multi_head_attention_forward)
+multi_head_attention = _not_overridden(F.multi_head_attention_forward)
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
@@ -59,5 +59,5 @@ class second_order(TorchFunctionMode):  # noqa: N801 - used as a verb: `with sec
             return _weight_norm(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:
-                return _multi_head_attention(*args, **kwargs)
+                return multi_head_attention(*args, **kwargs)
         return func(*args, **kwargs)

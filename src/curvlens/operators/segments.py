@@ -1,0 +1,207 @@
+"""The second derivative of a model, module by module: H = G + Σ_m M_m (`docs/math.md`, "Attribution").
+
+A forward pass is cut into segments z = f(leaves) (`curvlens.operators.cuts`). With the adjoint λ = ∂ℓ/∂z of a segment
+and the tangent u of its leaves along a direction v of the parameters, its functional part is
+
+    vᵀ M v' = ⟨λ, D²f[u, u']⟩.
+
+The adjoint pass pulls λ back through each segment by itself, p(λ, leaves) = Jᵀλ, and keeps the graph of that. One
+reverse pass through it then gives all that a direction needs: ∂⟨p, u⟩/∂λ = J u is the tangent of z, and ∂⟨p, u⟩/∂leaves
+= ⟨λ, D²f[u, ·]⟩ is what u' is multiplied with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.losses import FromModel
+from curvlens.operators.cuts import Recorder, Segment
+from curvlens.operators.graph import Parts, Seam, refuse_once_differentiable
+from curvlens.pieces import Piece
+from curvlens.problem import Problem
+
+Tangents = dict[int, Tensor]
+"""Of leaves, by identity; a leaf that is missing has none."""
+
+
+@dataclass(eq=False)
+class Pulled:
+    """A segment with its adjoint: p(λ, leaves) = Jᵀ λ as a graph."""
+
+    segment: Segment
+    copies: list[Tensor]
+    """Of the outputs on which the loss depends."""
+    adjoint: list[Tensor]
+    """λ, leaves of their own."""
+    leaves: list[Tensor]
+    gradient: list[Tensor]
+    """p, by leaf."""
+
+    def along(self, tangents: Tangents, *, bend: bool) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """J u, by output, and ⟨λ, D²f[u, ·]⟩, by leaf; the second only on demand. None is zero."""
+        moving = [
+            (p, tangents[id(leaf)]) for p, leaf in zip(self.gradient, self.leaves, strict=True) if id(leaf) in tangents
+        ]
+        if not moving:
+            return [None] * len(self.adjoint), [None] * len(self.leaves)
+        found = torch.autograd.grad(
+            [p for p, _ in moving],
+            [*self.adjoint, *(self.leaves if bend else ())],
+            [u.to(p.dtype) for p, u in moving],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        count = len(self.adjoint)
+        return list(found[:count]), list(found[count:])
+
+
+class Trace:
+    """One piece of the data, as segments with their adjoints."""
+
+    def __init__(self, problem: Problem, piece: Piece) -> None:
+        self.problem = problem
+        self.parameters = problem.leaves(problem.layout.names)
+        self._names = {id(p): name for name, p in self.parameters.items()}
+        with torch.enable_grad():
+            self.inside(lambda: self._build(piece))
+
+    def inside(self, action: Callable[[], Any]) -> Any:
+        """Run something with the parameters of this trace in the place of the model's."""
+        return self.problem.at(self.parameters, action, twice=True)
+
+    def _build(self, piece: Piece) -> None:
+        problem = self.problem
+        recorder = Recorder(problem.model, self.parameters)
+        with recorder.watch():
+            outputs = problem.loss_function.outputs(problem.model, piece.batch)
+        self.seam = Seam(problem, piece, outputs)
+        self.ends = recorder.finish(self.seam.flat(outputs))
+        self.kinds = recorder.kinds
+        problem.require_dependence(any(x.requires_grad for x in self.ends))
+        self.pulled = self._pull_back(recorder.segments)
+        last: dict[int, int] = {}
+        for i, pulled in enumerate(self.pulled):
+            last.update((id(leaf), i) for leaf in pulled.leaves)
+        kept = {id(x) for x in (*self.ends, *self.parameters.values())}
+        self._done = [[key for key, j in last.items() if j == i and key not in kept] for i in range(len(self.pulled))]
+
+    def _pull_back(self, segments: Sequence[Segment]) -> list[Pulled]:
+        """The adjoint pass: segments that the loss depends on, in the order of the forward pass."""
+        adjoints: Tangents = {}
+        for end, w in zip(self.ends, self.seam.gradient, strict=True):
+            if end.requires_grad:
+                adjoints[id(end)] = adjoints[id(end)] + w if id(end) in adjoints else w
+        found: list[Pulled] = []
+        for segment in reversed(segments):
+            live = [(z, c) for z, c in zip(segment.outputs, segment.copies, strict=True) if id(c) in adjoints]
+            if not live:
+                continue
+            weights = [adjoints.pop(id(c)).detach().requires_grad_() for _, c in live]
+            gradient = torch.autograd.grad(
+                [z for z, _ in live], segment.leaves, weights, create_graph=True, allow_unused=True
+            )
+            pairs = [(leaf, p) for leaf, p in zip(segment.leaves, gradient, strict=True) if p is not None]
+            refuse_once_differentiable((p for _, p in pairs), segment.path)
+            for leaf, p in pairs:
+                key = id(leaf)
+                adjoints[key] = adjoints[key] + p.detach() if key in adjoints else p.detach()
+            found.append(
+                Pulled(segment, [c for _, c in live], weights, [leaf for leaf, _ in pairs], [p for _, p in pairs])
+            )
+        return found[::-1]
+
+    @property
+    def count(self) -> float:
+        """What the sums of this piece are divided by, with those of the others."""
+        return self.seam.count
+
+    def start(self, v: Parts) -> Tangents:
+        """The tangents of the parameters along a direction."""
+        return {id(self.parameters[name]): part for name, part in v.items()}
+
+    def ends_along(self, tangents: Tangents) -> list[Tensor]:
+        """J v at the outputs."""
+        return [tangents[id(x)] if id(x) in tangents else torch.zeros_like(x) for x in self.ends]
+
+    def forms(
+        self, directions: Sequence[Parts], pairs: Sequence[tuple[int, int]]
+    ) -> tuple[dict[str, list[float]], list[float]]:
+        """vᵢᵀ M vⱼ for pairs (i, j) of directions: by path, summed over its segments, and that of G."""
+        return self.inside(lambda: self._forms(directions, pairs))  # type: ignore[no-any-return]
+
+    def _forms(
+        self, directions: Sequence[Parts], pairs: Sequence[tuple[int, int]]
+    ) -> tuple[dict[str, list[float]], list[float]]:
+        tangents = [self.start(v) for v in directions]
+        bent = {i for i, _ in pairs}
+        table: dict[str, list[float]] = {}
+        for pulled, done in zip(self.pulled, self._done, strict=True):
+            bends: dict[int, list[Tensor | None]] = {}
+            for i, t in enumerate(tangents):
+                moved, bends[i] = pulled.along(t, bend=i in bent)
+                t.update((id(c), u) for c, u in zip(pulled.copies, moved, strict=True) if u is not None)
+            row = table.setdefault(pulled.segment.path, [0.0] * len(pairs))
+            for k, (i, j) in enumerate(pairs):
+                row[k] += sum(
+                    dot(h, tangents[j][id(leaf)])
+                    for h, leaf in zip(bends[i], pulled.leaves, strict=True)
+                    if h is not None and id(leaf) in tangents[j]
+                )
+            for t in tangents:
+                for key in done:
+                    t.pop(key, None)
+        at_ends = [self.ends_along(t) for t in tangents]
+        curved = {i: self.seam.curvature(at_ends[i]) for i in bent}
+        outer = [sum(map(dot, curved[i], at_ends[j])) for i, j in pairs]
+        return table, outer
+
+    def product(self, v: Parts, chosen: Callable[[str], bool]) -> Parts:
+        """Σ_m M_m v over the segments whose path is chosen."""
+        return self.inside(lambda: self._product(v, chosen))  # type: ignore[no-any-return]
+
+    def _product(self, v: Parts, chosen: Callable[[str], bool]) -> Parts:
+        tangents, bends = self.start(v), list[list[Tensor | None]]()
+        last = max((i for i, pulled in enumerate(self.pulled) if chosen(pulled.segment.path)), default=-1)
+        for pulled in self.pulled[: last + 1]:
+            wanted = chosen(pulled.segment.path)
+            moved, bend = pulled.along(tangents, bend=wanted)
+            bends.append(bend if wanted else [])
+            tangents.update((id(c), u) for c, u in zip(pulled.copies, moved, strict=True) if u is not None)
+        second: Tangents = {}
+        for pulled, bend in zip(reversed(self.pulled[: last + 1]), reversed(bends), strict=True):
+            live = [
+                (z, second.pop(id(c)))
+                for z, c in zip(pulled.segment.outputs, pulled.segment.copies, strict=True)
+                if id(c) in second
+            ]
+            found: Sequence[Tensor | None] = [None] * len(pulled.leaves)
+            if live:
+                found = torch.autograd.grad(
+                    [z for z, _ in live], pulled.leaves, [w for _, w in live], retain_graph=True, allow_unused=True
+                )
+            for terms in (found, bend):
+                for leaf, term in zip(pulled.leaves, terms, strict=bool(terms)):
+                    if term is not None:
+                        key = id(leaf)
+                        second[key] = second[key] + term if key in second else term
+        return {name: second[key] for key, name in self._names.items() if key in second}
+
+
+def dot(x: Tensor, y: Tensor) -> float:
+    """⟨x, y⟩ in float64."""
+    return float(torch.dot(x.detach().reshape(-1).double(), y.detach().reshape(-1).double()))
+
+
+def require_outputs(problem: Problem, what: str) -> None:
+    """A loss of the model hides the outputs at which the Gauss–Newton part is split off."""
+    if isinstance(problem.loss_function, FromModel):
+        raise CurvlensError(
+            f"{problem.loss_function!r} maps the model to a number and so hides the outputs at which {what} splits the "
+            "Hessian. Use one of curvlens.losses, or a function (outputs, batch) -> (sum, count)."
+        )
