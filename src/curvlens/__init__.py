@@ -9,6 +9,7 @@ from curvlens.linalg import density, diagonal, eigs, frobenius, trace
 from curvlens.operators import Operator, empirical_fisher, fisher, functional, ggn, hessian
 from curvlens.precision import keep_dtype
 from curvlens.problem import Problem
+from curvlens.profiling import profile
 from curvlens.results import Estimate, load
 from curvlens.sdpa import second_order
 
@@ -35,6 +36,7 @@ __all__ = [
     "keep_dtype",
     "load",
     "losses",
+    "profile",
     "second_order",
     "trace",
 ]

@@ -7,5 +7,16 @@ from curvlens.operators.fisher import empirical_fisher, fisher
 from curvlens.operators.functional import functional
 from curvlens.operators.ggn import ggn
 from curvlens.operators.hessian import hessian
+from curvlens.operators.modules import module_part
 
-__all__ = ["Operator", "as_operator", "closed_form", "empirical_fisher", "fisher", "functional", "ggn", "hessian"]
+__all__ = [
+    "Operator",
+    "as_operator",
+    "closed_form",
+    "empirical_fisher",
+    "fisher",
+    "functional",
+    "ggn",
+    "hessian",
+    "module_part",
+]

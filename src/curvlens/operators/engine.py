@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError
 from curvlens.operators.graph import Graph, Parts
+from curvlens.operators.meter import Meter, OverBudgetError
 from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.problem import Problem
@@ -33,38 +31,6 @@ Job = Callable[[Graph, int, bool], Parts]
 
 Progress = Callable[[int, int | None], None]
 """(products done, of how many; None while the number of pieces is unknown)."""
-
-
-class _OverBudgetError(Exception):
-    """The graph under construction exceeds its budget."""
-
-
-class _Meter:
-    """Counts the bytes that a graph saves for its backward passes, each storage once."""
-
-    def __init__(self, problem: Problem, limit: int | None) -> None:
-        self.limit = limit
-        self.bytes = 0
-        owned = [*problem.model.parameters(), *problem.model.buffers()]
-        self._owned = {p.untyped_storage()._cdata for p in owned}
-        # Weak references hold no memory, but keep the identity of a freed storage from being given to another.
-        self._seen: dict[int, tuple[Any, int]] = {}
-
-    def count(self, x: Tensor) -> Tensor:
-        storage = x.untyped_storage() if x.layout == torch.strided else None
-        if storage is not None and storage._cdata not in self._owned and storage._cdata not in self._seen:
-            self._seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
-            self.bytes += storage.nbytes()
-            if self.limit is not None and self.bytes > self.limit:
-                raise _OverBudgetError
-        return x
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        # Detached: a node that saved its own output as it is would hold on to itself for good.
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: self.count(x).detach(), lambda x: x):
-            yield
-        self.bytes = sum(size for ref, size in self._seen.values() if not ref.expired())
 
 
 @dataclass
@@ -221,10 +187,10 @@ class Engine:
             while todo:
                 piece = todo.pop(0)
                 held = sum(entry.bytes for entry in plan if entry.graph is not None)
-                meter = _Meter(self.problem, self.problem.memory - held)
+                meter = Meter(self.problem, self.problem.memory - held)
                 try:
                     graph = self._build(piece, meter)
-                except _OverBudgetError:
+                except OverBudgetError:
                     keeping = False
                     if held:  # room for one transient graph, as large as the largest kept
                         next(entry for entry in reversed(plan) if entry.graph is not None).graph = None
@@ -233,7 +199,7 @@ class Engine:
                     if self._can_halve(piece):
                         todo[:0] = piece.split(((piece.size or 0) + 1) // 2)
                         continue
-                    meter = _Meter(self.problem, None)
+                    meter = Meter(self.problem, None)
                     graph = self._build(piece, meter)
                 plan.append(_Entry(piece.index, piece.start, piece.stop, graph if keeping else None, meter.bytes))
                 unused &= graph.unused
@@ -244,16 +210,31 @@ class Engine:
 
     def _later_pass(self, plan: list[_Entry], names: Sequence[str]) -> Iterator[tuple[Graph, bool]]:
         """Kept graphs as they are, the others rebuilt for just the parameters this product needs."""
+        for entry, piece in self._cut(plan):
+            if entry.graph is not None:
+                yield entry.graph, True
+            else:
+                yield Graph(self.problem, piece, names), False
+
+    def _cut(self, plan: list[_Entry]) -> Iterator[tuple[_Entry, Piece]]:
+        """The data in the pieces of the plan."""
         entries = deque(plan)
         for piece in self.problem.pieces():
             while entries and entries[0].lies_in(piece):
                 entry = entries.popleft()
-                if entry.graph is not None:
-                    yield entry.graph, True
-                    continue
-                part = piece if entry.stop is None else piece.part(entry.start, entry.stop)
-                yield Graph(self.problem, part, names), False
+                yield entry, piece if entry.stop is None else piece.part(entry.start, entry.stop)
         assert not entries  # the data is checked to be the same as in the first pass
+
+    def pieces(self) -> Iterator[Piece]:
+        """The data, cut so that the graph of each piece fits the memory budget."""
+        with self.problem.isolated():
+            self._held()
+            if self._plan is None:
+                for _ in self._first_pass():
+                    pass
+            assert self._plan is not None
+            for _, piece in self._cut(self._plan):
+                yield piece
 
     def _can_halve(self, piece: Piece) -> bool:
         """Whether a piece has more than one sample, and cutting it leaves the loss alone."""
@@ -265,7 +246,7 @@ class Engine:
             return False  # a model that does not take half a batch
         return True
 
-    def _build(self, piece: Piece, meter: _Meter) -> Graph:
+    def _build(self, piece: Piece, meter: Meter) -> Graph:
         with meter.watch():
             graph = Graph(self.problem, piece, self.problem.layout.names)
         for x in graph.tensors():

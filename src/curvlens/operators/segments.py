@@ -26,6 +26,8 @@ from curvlens.operators.graph import Parts, Seam, refuse_once_differentiable
 from curvlens.pieces import Piece
 from curvlens.problem import Problem
 
+CHUNK = 1 << 16
+"""Numbers of a vector that are multiplied at a time."""
 Tangents = dict[int, Tensor]
 """Of leaves, by identity; a leaf that is missing has none."""
 
@@ -129,36 +131,32 @@ class Trace:
         """J v at the outputs."""
         return [tangents[id(x)] if id(x) in tangents else torch.zeros_like(x) for x in self.ends]
 
-    def forms(
-        self, directions: Sequence[Parts], pairs: Sequence[tuple[int, int]]
-    ) -> tuple[dict[str, list[float]], list[float]]:
-        """vᵢᵀ M vⱼ for pairs (i, j) of directions: by path, summed over its segments, and that of G."""
-        return self.inside(lambda: self._forms(directions, pairs))  # type: ignore[no-any-return]
+    def forms(self, directions: Sequence[Parts], bent: int) -> tuple[dict[str, Tensor], Tensor]:
+        """vᵢᵀ M vⱼ of the first ``bent`` directions i with all j: by path, summed over its segments, and that of G."""
+        return self.inside(lambda: self._forms(directions, bent))  # type: ignore[no-any-return]
 
-    def _forms(
-        self, directions: Sequence[Parts], pairs: Sequence[tuple[int, int]]
-    ) -> tuple[dict[str, list[float]], list[float]]:
+    def _forms(self, directions: Sequence[Parts], bent: int) -> tuple[dict[str, Tensor], Tensor]:
         tangents = [self.start(v) for v in directions]
-        bent = {i for i, _ in pairs}
-        table: dict[str, list[float]] = {}
+        table: dict[str, Tensor] = {}
         for pulled, done in zip(self.pulled, self._done, strict=True):
-            bends: dict[int, list[Tensor | None]] = {}
+            bends: list[list[Tensor | None]] = []
             for i, t in enumerate(tangents):
-                moved, bends[i] = pulled.along(t, bend=i in bent)
+                moved, bend = pulled.along(t, bend=i < bent)
                 t.update((id(c), u) for c, u in zip(pulled.copies, moved, strict=True) if u is not None)
-            row = table.setdefault(pulled.segment.path, [0.0] * len(pairs))
-            for k, (i, j) in enumerate(pairs):
-                row[k] += sum(
-                    dot(h, tangents[j][id(leaf)])
-                    for h, leaf in zip(bends[i], pulled.leaves, strict=True)
-                    if h is not None and id(leaf) in tangents[j]
-                )
+                if i < bent:
+                    bends.append(bend)
+            path = pulled.segment.path
+            table.setdefault(path, torch.zeros(bent, len(directions), dtype=torch.float64))
+            for leaf, *bend in zip(pulled.leaves, *bends, strict=True):
+                table[path] += products(bend, [t.get(id(leaf)) for t in tangents])
             for t in tangents:
                 for key in done:
                     t.pop(key, None)
         at_ends = [self.ends_along(t) for t in tangents]
-        curved = {i: self.seam.curvature(at_ends[i]) for i in bent}
-        outer = [sum(map(dot, curved[i], at_ends[j])) for i, j in pairs]
+        outer = torch.zeros(bent, len(directions), dtype=torch.float64)
+        curved = [self.seam.curvature(t) for t in at_ends[:bent]]
+        for k in range(len(self.ends)):
+            outer += products([c[k] for c in curved], [t[k] for t in at_ends])
         return table, outer
 
     def product(self, v: Parts, chosen: Callable[[str], bool]) -> Parts:
@@ -193,9 +191,21 @@ class Trace:
         return {name: second[key] for key, name in self._names.items() if key in second}
 
 
-def dot(x: Tensor, y: Tensor) -> float:
-    """⟨x, y⟩ in float64."""
-    return float(torch.dot(x.detach().reshape(-1).double(), y.detach().reshape(-1).double()))
+def products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> Tensor:
+    """All inner products ⟨xᵢ, yⱼ⟩, summed in float64, on the CPU; None is zero."""
+    result = torch.zeros(len(left), len(right), dtype=torch.float64)
+    rows = [i for i, x in enumerate(left) if x is not None]
+    columns = [j for j, y in enumerate(right) if y is not None]
+    xs = [x.detach().reshape(-1) for x in left if x is not None]
+    ys = [y.detach().reshape(-1) for y in right if y is not None]
+    if not xs or not ys:
+        return result
+    total = torch.zeros(len(xs), len(ys), dtype=torch.float64, device=xs[0].device)
+    for start in range(0, len(xs[0]), CHUNK):
+        x, y = (torch.stack([v[start : start + CHUNK] for v in vs]).double() for vs in (xs, ys))
+        total += x @ y.T
+    result[torch.tensor(rows)[:, None], torch.tensor(columns)] = total.cpu()
+    return result
 
 
 def require_outputs(problem: Problem, what: str) -> None:

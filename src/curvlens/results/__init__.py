@@ -4,6 +4,18 @@ from curvlens.results.base import Result, load
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import ByBlock, Estimate
+from curvlens.results.profile import Portion, Profile, Row
 from curvlens.results.solution import Solution
 
-__all__ = ["ByBlock", "Density", "Eigs", "Estimate", "Result", "Solution", "load"]
+__all__ = [
+    "ByBlock",
+    "Density",
+    "Eigs",
+    "Estimate",
+    "Portion",
+    "Profile",
+    "Result",
+    "Row",
+    "Solution",
+    "load",
+]

@@ -1,0 +1,47 @@
+"""How much memory a graph holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from curvlens.problem import Problem
+
+
+class OverBudgetError(Exception):
+    """The graph under construction exceeds its budget."""
+
+
+class Meter:
+    """Counts the bytes that a graph saves for its backward passes, each storage once."""
+
+    def __init__(self, problem: Problem, limit: int | None) -> None:
+        self.limit = limit
+        self.bytes = 0
+        owned = [*problem.model.parameters(), *problem.model.buffers()]
+        self._owned = {p.untyped_storage()._cdata for p in owned}
+        # Weak references hold no memory, but keep the identity of a freed storage from being given to another.
+        self._seen: dict[int, tuple[Any, int]] = {}
+
+    def count(self, x: Tensor) -> Tensor:
+        """Count a tensor, if its memory was not counted yet."""
+        storage = x.untyped_storage() if x.layout == torch.strided else None
+        if storage is not None and storage._cdata not in self._owned and storage._cdata not in self._seen:
+            self._seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
+            self.bytes += storage.nbytes()
+            if self.limit is not None and self.bytes > self.limit:
+                raise OverBudgetError
+        return x
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Count what is saved in here; in the end, what of it is still there."""
+        # Detached: a node that saved its own output as it is would hold on to itself for good.
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: self.count(x).detach(), lambda x: x):
+            yield
+        self.bytes = sum(size for ref, size in self._seen.values() if not ref.expired())

@@ -1,0 +1,137 @@
+"""The functional part M_m of one module, as an operator: H = G + Σ_m M_m."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens.blocks import Layout
+from curvlens.errors import CurvlensError, nearest
+from curvlens.operators.base import Operator, Progress
+from curvlens.operators.curvature import require_problem
+from curvlens.operators.engine import Total, engine_of
+from curvlens.operators.meter import Meter
+from curvlens.operators.segments import Trace, require_outputs
+from curvlens.point import Point
+from curvlens.problem import Problem
+
+
+class Traces:
+    """The data of a problem as traces: kept while they fit its memory budget, built anew for every pass if not."""
+
+    def __init__(self, problem: Problem) -> None:
+        require_problem(problem, "profile")
+        require_outputs(problem, "the profile")
+        self.problem = problem
+        self.kinds: dict[str, str] = {}
+        """What there is a path of: modules by their class, and steps of attention; known after the first pass."""
+        self._kept: list[Trace] | None = None
+        self._point: Point | None = None
+
+    def __iter__(self) -> Iterator[Trace]:
+        problem = self.problem
+        with problem.isolated():
+            if self._point is None or not problem.is_at(self._point):
+                self._kept, self._point = None, problem.point()
+            if self._kept is not None:
+                problem.data.check_unchanged()
+                yield from self._kept
+                return
+            engine, kept = engine_of(problem), list[Trace]()
+            room = problem.memory - engine.kept_bytes
+            for piece in engine.pieces():
+                meter = Meter(problem, None)
+                with meter.watch():
+                    trace = Trace(problem, piece)
+                self.kinds.update(trace.kinds)
+                room -= meter.bytes
+                if room >= 0:
+                    kept.append(trace)
+                else:
+                    kept.clear()
+                yield trace
+                del trace  # before the next one is built
+            self._kept = kept if room >= 0 else None
+
+    def known(self) -> dict[str, str]:
+        """What every path is."""
+        if not self.kinds:
+            for _ in self:
+                pass
+        return self.kinds
+
+
+class ModulePart(Operator):
+    """M_m, or a block of it: T_mᵀ (λ_m · D²f_m) T_m."""
+
+    def __init__(self, traces: Traces, path: str, *, own: bool, rows: Layout, columns: Layout) -> None:
+        problem = traces.problem
+        super().__init__(
+            rows,
+            columns,
+            dtype=problem.dtype,
+            device=problem.device,
+            symmetric=rows == columns,
+            name=f"Functional of {path or 'the model'}" + (" alone" if own else ""),
+        )
+        self.problem, self.path, self.own = problem, path, own
+        self._traces = traces
+
+    def _chosen(self, path: str) -> bool:
+        return path == self.path or (not self.own and is_inside(path, self.path))
+
+    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        rows, columns = self.rows.whole, self.columns.whole
+        whole = columns.embed(self.columns, vectors)
+        totals = [Total(rows, self.problem) for _ in range(vectors.shape[1])]
+        count, done = 0.0, 0
+        for trace in self._traces:
+            for j, total in enumerate(totals):
+                parts = trace.product(columns.unflatten(whole[:, j].contiguous()), self._chosen)
+                total.add({name: part for name, part in parts.items() if name in rows.shapes})
+                done += 1
+                if progress is not None:
+                    progress(done, None)
+            count += trace.count
+            del trace
+        count = self.problem.checked_count(count)
+        return rows.extract(self.rows, torch.stack([total.over(count) for total in totals], 1))
+
+    def _block(self, rows: Layout, columns: Layout) -> ModulePart:
+        return ModulePart(self._traces, self.path, own=self.own, rows=rows, columns=columns)
+
+    def _transposed(self) -> ModulePart:
+        return self._block(self.columns, self.rows)
+
+    def provenance(self) -> dict[str, Any]:
+        """What it is, and of which problem."""
+        return {**super().provenance(), "n_tokens": self.problem.n_tokens, "loss": repr(self.problem.loss_function)}
+
+
+def is_inside(path: str, other: str) -> bool:
+    """Whether a path is that of a module inside another; everything is inside the model, "".
+
+    >>> is_inside("h.1.attn", "h.1"), is_inside("h.10", "h.1"), is_inside("h.1", "")
+    (True, False, True)
+    """
+    return path != other and (not other or path.startswith(f"{other}."))
+
+
+def module_part(problem: Problem, path: str, *, own: bool = False, traces: Traces | None = None) -> ModulePart:
+    """The functional part of a module and all that is in it, or with ``own`` of its own code alone.
+
+    ``path`` is that of `nn.Module.named_modules`, or of a step of scaled dot-product attention: ``h.0.attn.softmax``.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)).double()
+    >>> problem = Problem(model, (torch.ones(1, 2).double(), torch.zeros(1, 1)), MSE())
+    >>> module_part(problem, "1").shape
+    (9, 9)
+    """
+    traces = Traces(problem) if traces is None else traces
+    known = traces.known()
+    if path not in known:
+        raise CurvlensError(f"The model has no module {path!r}. {nearest(path, known)}")
+    return ModulePart(traces, path, own=own, rows=problem.layout, columns=problem.layout)

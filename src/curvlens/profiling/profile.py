@@ -1,0 +1,227 @@
+"""`curvlens.profile`: the Gauss–Newton part and the functional part of every module, with errors, from a few probes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.linalg.eigs import eigs
+from curvlens.linalg.products import Products, Progress, warn, whole
+from curvlens.operators import Operator, hessian
+from curvlens.operators.modules import Traces, is_inside, module_part
+from curvlens.problem import Problem
+from curvlens.profiling.statistics import Forms, mean, portion, root
+from curvlens.results import Estimate, Portion, Profile, Row
+
+FEWEST = 4
+"""Probes below which errors mean nothing."""
+BOUND = 1e9
+"""Degrees of freedom of an error that is a bound, not a spread."""
+
+
+def profile(
+    problem: Problem,
+    samples: int = 16,
+    *,
+    seed: int = 0,
+    top: bool = True,
+    spectral: bool | Iterable[str] = False,
+    progress: Progress | None = None,
+) -> Profile:
+    """Where the curvature of a model comes from: H = GGN + Σ_m M_m, with the functional part M_m of every module m.
+
+    Every probe goes through the model once for all modules: an adjoint pass, a tangent pass, and one product with H, by
+    which the sum of all terms is checked.
+
+    Args:
+        problem: model, data and loss; any ``nn.Module``, as it is.
+        samples: probes. Each costs some five gradients.
+        seed: of the probes.
+        top: also the eigenvector of the largest eigenvalue of H, and what each term contributes to it.
+        spectral: also ‖M_m‖₂, by Lanczos: of all rows, or of those whose paths are given. That costs dozens of products
+            a row.
+        progress: ``progress(done, total)`` is called as probes are done.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)).double()
+    >>> problem = Problem(model, (torch.ones(1, 2).double(), torch.zeros(1, 1)), MSE())
+    >>> result = profile(problem, samples=4)
+    >>> [row.path for row in result], result.mismatch < 1e-12
+    (['', '0', '1', '2'], True)
+    """
+    if not whole(samples) or samples < FEWEST:
+        raise CurvlensError(f"samples={samples!r}, expected a whole number of probes, {FEWEST} or more.")
+    traces, H = Traces(problem), hessian(problem)
+    products = Products(H, symmetric=True)
+    probes, terms, note = products.probes(seed), _Terms(), ""
+    try:
+        for group in _groups(int(samples), problem):
+            terms.add(traces, H, [probes.signs(i).to(H.dtype) for i in group])
+            if progress is not None:
+                progress(group.stop, int(samples))
+    except KeyboardInterrupt:
+        if len(terms) < FEWEST:
+            raise
+        note = f"interrupted after {len(terms)} of {samples} probes"
+        warn(f"The profile was {note}; the errors are those of what was done.")
+    result = terms.profile(traces.known(), note, products.provenance(seed=seed, probes=len(terms)))
+    if top:
+        result = _with_top(result, traces, H)
+    if spectral:
+        paths = list(result.rows) if spectral is True else [result[path].path for path in spectral]
+        result = _with_spectral(result, traces, paths)
+    _check(result, problem)
+    return result
+
+
+def _groups(samples: int, problem: Problem) -> list[range]:
+    """Probes that go through the model together, as many as there is room for: the more meet, the better for norms.
+
+    No group is of one probe, which would meet nobody.
+    """
+    room = problem.memory // 4 // (4 * problem.layout.size * problem.dtype.itemsize)
+    size = min(samples, max(2, room))
+    starts = list(range(0, samples, size))
+    if samples - starts[-1] == 1 and len(starts) > 1:
+        starts[-1] -= 1
+    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], samples], strict=True)]
+
+
+class _Terms:
+    """The forms of every term, from the probes so far: G, and every module's own code."""
+
+    def __init__(self) -> None:
+        self.ggn: list[Forms] = []
+        self.own: dict[str, list[Forms]] = {}
+        self.squares: list[Tensor] = []
+        """‖Hz‖² of the probes of each group."""
+        self.mismatch = 0.0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.squares))
+
+    def add(self, traces: Traces, H: Operator, probes: list[Tensor]) -> None:
+        """One group of probes."""
+        z = torch.stack(probes, 1)
+        Hz = H.apply(z)
+        count, k = 0.0, len(probes)
+        ggn, own = torch.zeros(k, 2 * k, dtype=torch.float64), dict[str, Tensor]()
+        directions = [traces.problem.layout.unflatten(v.contiguous()) for v in (*z.T, *Hz.T)]
+        for trace in traces:
+            table, outer = trace.forms(directions, k)
+            ggn += outer
+            for path, forms in table.items():
+                own[path] = own.get(path, torch.zeros_like(ggn)) + forms
+            count += trace.count
+            del trace
+        ggn, terms = ggn / count, {path: forms / count for path, forms in own.items()}
+        truth = (Hz.double().T @ torch.cat([z, Hz], 1).double()).cpu()
+        stacked = torch.stack([ggn, *terms.values()])
+        size = stacked.abs().sum(0).clamp(min=1e-300)
+        self.mismatch = max(self.mismatch, float(((stacked.sum(0) - truth).abs() / size).max()))
+        self.ggn.append(_forms(ggn))
+        before = [Forms(torch.zeros_like(f.pairs), torch.zeros_like(f.with_hessian)) for f in self.ggn]
+        for path in {**self.own, **terms}:
+            known = self.own.get(path, before[:-1])
+            self.own[path] = [*known, _forms(terms[path]) if path in terms else before[-1]]
+        self.squares.append(Hz.double().square().sum(0).cpu())
+
+    def profile(self, kinds: dict[str, str], note: str, provenance: dict[str, object]) -> Profile:
+        """What the probes so far say."""
+        squares, ggn = torch.cat(self.squares), Forms.joined(self.ggn)
+        own = {path: Forms.joined(groups) for path, groups in self.own.items()}
+        zero = Forms(0 * ggn.pairs, 0 * ggn.with_hessian)
+        rows: dict[str, Row] = {}
+        for path in _ordered(kinds, own):
+            mine = own.get(path, zero)
+            total = sum((forms for p, forms in own.items() if is_inside(p, path)), mine)
+            rows[path] = Row(path, kinds[path], portion(mine, squares), portion(total, squares))
+        everything = portion(sum(own.values(), ggn), squares)
+        return Profile(
+            hessian=replace(everything, frobenius=root(mean(squares))),
+            ggn=portion(ggn, squares),
+            rows=rows,
+            mismatch=self.mismatch,
+            samples=len(self),
+            note=note,
+            provenance=provenance,
+        )
+
+
+def _forms(of: Tensor) -> Forms:
+    """(k, 2k), the forms of probes with each other and with H times each."""
+    k = len(of)
+    return Forms(of[:, :k], of[:, k:].diagonal())
+
+
+def _ordered(kinds: dict[str, str], reached: Iterable[str]) -> list[str]:
+    """The paths that were reached and those above them, each before what is in it, in the order of the model."""
+    wanted = set(reached) | {""}
+    paths = [path for path in kinds if any(path == p or is_inside(p, path) for p in wanted)]
+    found: list[str] = []
+
+    def visit(path: str) -> None:
+        found.append(path)
+        below = [p for p in paths if is_inside(p, path)]
+        for p in below:
+            if not any(is_inside(p, between) for between in below):
+                visit(p)
+
+    visit("")
+    return found
+
+
+def _with_top(result: Profile, traces: Traces, H: Operator) -> Profile:
+    """What every term contributes to the largest eigenvalue."""
+    problem = traces.problem
+    found = eigs(H, k=min(2, H.shape[0]), ends="largest")
+    u = found.vectors[:, -1].to(H.dtype).contiguous()
+    ggn, own, count = 0.0, dict[str, float](), 0.0
+    for trace in traces:
+        table, outer = trace.forms([problem.layout.unflatten(u)], 1)
+        ggn += float(outer)
+        for path, form in table.items():
+            own[path] = own.get(path, 0.0) + float(form)
+        count += trace.count
+        del trace
+    # by Davis and Kahan u is off by an angle of at most residual/gap, and a form changes by twice that
+    gap = float(found.values[-1] - found.values[0]) if len(found) > 1 else math.inf
+    off = min(1.0, float(found.residuals[-1]) / gap) if gap > 0 else 1.0
+
+    def known(x: float, of: Portion) -> Portion:
+        error = torch.tensor(2 * off * float(of.frobenius), dtype=torch.float64)
+        return replace(of, top=Estimate(torch.tensor(x / count, dtype=torch.float64), error, 1, dof=BOUND))
+
+    rows = {}
+    for path, row in result.rows.items():
+        mine = own.get(path, 0.0)
+        total = mine + sum(x for p, x in own.items() if is_inside(p, path))
+        rows[path] = replace(row, own=known(mine, row.own), total=known(total, row.total))
+    whole_ = known(ggn + sum(own.values()), result.hessian)
+    return replace(result, rows=rows, ggn=known(ggn, result.ggn), hessian=whole_)
+
+
+def _with_spectral(result: Profile, traces: Traces, paths: Iterable[str]) -> Profile:
+    """‖M‖₂ of the total of some rows, by Lanczos on both ends."""
+    rows = dict(result.rows)
+    for path in paths:
+        part = module_part(traces.problem, path, traces=traces)
+        found = eigs(part, k=1, ends="magnitude")
+        value, residual = (x[0].abs().double().cpu() for x in (found.values, found.residuals))
+        size = Estimate(value, residual, found.products, dof=BOUND)
+        rows[path] = replace(rows[path], total=replace(rows[path].total, spectral=size))
+    return replace(result, rows=rows)
+
+
+def _check(result: Profile, problem: Problem) -> None:
+    """Terms that do not add up are no profile."""
+    allowed = 1e3 * problem.layout.size**0.5 * torch.finfo(problem.dtype).eps
+    if not result.mismatch <= max(allowed, 1e-9):
+        warn(
+            f"The terms of the profile do not add up to the Hessian: they are off by {result.mismatch:.1g} of the sum "
+            "of their sizes. Is there a module whose result depends on more than its inputs and parameters?"
+        )

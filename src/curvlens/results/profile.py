@@ -1,0 +1,114 @@
+"""Where the curvature of a model comes from, as a tree of its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from curvlens.errors import CurvlensError, nearest
+from curvlens.results.base import Provenance, Result
+from curvlens.results.estimate import Estimate
+
+COLUMNS = ("trace", "share", "frobenius", "top", "spectral")
+
+
+@dataclass(frozen=True, eq=False)
+class Portion(Result):
+    """What is known of one symmetric term M of H = G + Σ M."""
+
+    trace: Estimate
+    """tr M; the traces of all terms add up to tr H."""
+    frobenius: Estimate
+    """‖M‖_F, which does not add up."""
+    share: Estimate
+    """⟨M, H⟩/‖H‖²_F; the shares of all terms add up to 1, and may be negative."""
+    top: Estimate | None = None
+    """uᵀ M u for the eigenvector u of the largest eigenvalue of H; these add up to the eigenvalue."""
+    spectral: Estimate | None = None
+    """‖M‖₂, if it was asked for."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Row(Result):
+    """A module, or a step of attention: its functional part, and how much of it is its own."""
+
+    path: str
+    kind: str
+    """The class of the module, or scores, softmax, mix."""
+    own: Portion
+    """Of its own code, without the modules in it."""
+    total: Portion
+    """With all that is in it."""
+
+    @property
+    def name(self) -> str:
+        """The last word of the path."""
+        return self.path.rpartition(".")[2]
+
+    def __repr__(self) -> str:
+        return f"Row({self.path!r}, {self.kind}, own trace {self.own.trace}, total trace {self.total.trace})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Profile(Result):
+    """H = GGN + Σ_m M_m, term by term: ``profile["h.0.attn"].total.trace`` ± its error.
+
+    Norms are those of each term by itself: only traces, shares and contributions to the largest eigenvalue add up.
+    """
+
+    hessian: Portion
+    ggn: Portion
+    rows: dict[str, Row]
+    """By path, each module before what is in it; the first, "", is the model."""
+    mismatch: float
+    """How far the terms are from adding up to zᵀHz, computed independently: the worst of all probes, as a share of the
+    sum of their sizes."""
+    samples: int
+    note: str = ""
+    provenance: Provenance = field(default_factory=dict)
+
+    def __getitem__(self, path: str) -> Row:
+        if path not in self.rows:
+            raise CurvlensError(f"The profile has no module {path!r}. {nearest(path, self.rows)}")
+        return self.rows[path]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows.values())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def children(self, path: str = "") -> list[Row]:
+        """The rows right below a path."""
+        inside = [row for row in self if row.path != path and (not path or row.path.startswith(f"{path}."))]
+        paths = {row.path for row in inside}
+        return [row for row in inside if not any(above in paths for above in _above(row.path) if above != path)]
+
+    def depth(self, path: str) -> int:
+        """How many rows are above it."""
+        return sum(above in self.rows for above in _above(path))
+
+    def __repr__(self) -> str:
+        return (
+            f"Profile({len(self.rows)} rows, {self.samples} probes; trace {self.hessian.trace} = GGN {self.ggn.trace} "
+            f"+ functional {self.rows[''].total.trace}; adds up to {self.mismatch:.1g})"
+        )
+
+    def __str__(self) -> str:
+        """The tree as a table."""
+        named = [("Hessian", self.hessian), ("  GGN", self.ggn)]
+        named += [(f"{'  ' * (1 + self.depth(row.path))}{row.name or 'functional'}", row.total) for row in self]
+        width = max(len(name) for name, _ in named)
+        lines = [f"{name:<{width}}  {p.trace!s:>24}  {float(p.share):>8.1%}  {p.frobenius!s:>24}" for name, p in named]
+        head = f"{'':<{width}}  {'trace':>24}  {'share':>8}  {'Frobenius norm':>24}"
+        return "\n".join([head, *lines])
+
+
+def _above(path: str) -> list[str]:
+    """The paths above a path, the model's first.
+
+    >>> _above("h.0.attn")
+    ['', 'h', 'h.0']
+    """
+    words = path.split(".") if path else []
+    return [".".join(words[:i]) for i in range(len(words))]
