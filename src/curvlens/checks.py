@@ -165,6 +165,12 @@ CANNOT_TWICE = (
 )
 
 
+WRITTEN = (
+    "A tensor that the derivative needs was written into after it was used (x += …, inplace=True): its first value is "
+    "lost. Write x = x + …, or give the layer a copy. {}"
+)
+
+
 def explained(error: Exception) -> Exception:
     """torch's word for a missing second derivative, in ours; any other error as it is."""
     text = str(error)
@@ -174,6 +180,8 @@ def explained(error: Exception) -> Exception:
             "(model.gradient_checkpointing_disable() in Hugging Face models) and bound memory with micro_batch= or "
             f"memory=. torch said: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}"
         )
+    if "modified by an inplace operation" in text:
+        return CurvlensError(WRITTEN.format(f"torch said: {text.splitlines()[0]}"))
     signs = ("derivative for", "double backward", "twice differentiable", "does not support", "once_differentiable")
     if not any(sign in text for sign in signs):
         return error

@@ -8,7 +8,7 @@ own code. So are the steps of scaled dot-product attention, which are no modules
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +47,15 @@ class Segment:
 class Recorder:
     """Cuts a forward pass and keeps its segments, in the order in which they were computed."""
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, Tensor],
+        *,
+        writable: bool = False,
+        whole: Container[str] = (),
+    ) -> None:
+        """``writable``: hand out tensors that may be written to; ``whole``: paths whose inputs are left as they are."""
         self.segments: list[Segment] = []
         self.kinds: dict[str, str] = {}
         """What a path is: the class of its module, or a step of attention."""
@@ -55,6 +63,10 @@ class Recorder:
         self._known = {id(p): p for p in parameters.values()}
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._stack: list[str] = []
+        self._writable, self._whole = writable, whole
+        self._given: list[list[tuple[Tensor, int]]] = []
+        self.writers: set[str] = set()
+        """Modules that wrote into what they were given."""
 
     @property
     def here(self) -> str:
@@ -76,32 +88,44 @@ class Recorder:
 
     def finish(self, outputs: list[Tensor]) -> list[Tensor]:
         """Cut what the loss sees, too: the leaves that stand for it."""
+        self._writable = False
         ends: list[Tensor] = self.cut(outputs, "")
         return ends
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = self.cut((args, kwargs), self.here)
-        self._stack.append(self._paths.get(id(module), self.here))
+        path = self._paths.get(id(module), self.here)
+        if path not in self._whole:
+            args, kwargs = self.cut((args, kwargs), self.here)
+        self._stack.append(path)
+        given: list[tuple[Tensor, int]] = []
+        if self._writable:
+            mapped(lambda x: given.append((x, x._version)) or x, (args, kwargs))  # type: ignore[func-returns-value]
+        self._given.append(given)
         return args, kwargs
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         path = self._stack.pop()
+        if any(x._version != before for x, before in self._given.pop()):
+            self.writers.add(path)
         return output if path == "" else self.cut(output, path)
 
     def cut(self, tree: Any, path: str) -> Any:
         """The tree with leaves in the place of tensors that something computed; one segment for all of them."""
-        segment = Segment(path, [], [])
+        segment, seen, handed = Segment(path, [], []), list[Tensor](), list[Tensor]()
 
         def one(x: Tensor) -> Tensor:
             if x.grad_fn is None or not x.is_floating_point():
                 return x
-            for before, copied in zip(segment.outputs, segment.copies, strict=True):
+            for before, copied in zip(seen, handed, strict=True):
                 if before is x:
                     return copied
-            leaf = x.detach().requires_grad_()
-            segment.outputs.append(x)
+            computed = x.clone() if self._writable else x  # what is written into x later is another output
+            leaf = computed.detach().requires_grad_()
+            seen.append(x)
+            segment.outputs.append(computed)
             segment.copies.append(leaf)
-            return leaf
+            handed.append(leaf.clone() if self._writable else leaf)
+            return handed[-1]
 
         result = mapped(one, tree)
         if segment.outputs:

@@ -225,13 +225,18 @@ class Engine:
                 yield entry, piece if entry.stop is None else piece.part(entry.start, entry.stop)
         assert not entries  # the data is checked to be the same as in the first pass
 
-    def pieces(self) -> Iterator[Piece]:
-        """The data, cut so that the graph of each piece fits the memory budget."""
+    def prepare(self) -> None:
+        """Build the graphs, if that was not done yet."""
         with self.problem.isolated():
             self._held()
             if self._plan is None:
                 for _ in self._first_pass():
                     pass
+
+    def pieces(self) -> Iterator[Piece]:
+        """The data, cut so that the graph of each piece fits the memory budget."""
+        with self.problem.isolated():
+            self.prepare()
             assert self._plan is not None
             for _, piece in self._cut(self._plan):
                 yield piece

@@ -132,7 +132,8 @@ class Graph:
                 [f for f, _ in pairs], inputs, [w for _, w in pairs], create_graph=True, allow_unused=True
             )
         self.gradient = dict(zip(self.leaves, gradient, strict=True))
-        refuse_once_differentiable(g for g in gradient if g is not None)
+        if once_differentiable(g for g in gradient if g is not None):
+            raise CurvlensError(CANNOT_TWICE.format("a function is marked once_differentiable"))
 
     @property
     def unused(self) -> set[str]:
@@ -187,13 +188,10 @@ class Graph:
         return held if self.seam is None else [*held, *self.outputs, *self.seam.gradient]
 
 
-def refuse_once_differentiable(gradient: Iterable[Tensor], path: str | None = None) -> None:
-    """Look for functions marked ``once_differentiable``.
+def once_differentiable(gradient: Iterable[Tensor]) -> bool:
+    """Whether there is a function marked ``once_differentiable``.
 
     torch means them to raise when differentiated twice, but hangs their error on a dead end of the graph, which
     ``torch.autograd.grad(..., inputs)`` never visits: second derivatives through them would be zero, in silence.
     """
-    where = "" if path is None else f" in {path!r}"
-    for node in graph_nodes(gradient):
-        if node.name() == "torch::autograd::Error":
-            raise CurvlensError(CANNOT_TWICE.format(f"a function{where} is marked once_differentiable"))
+    return any(node.name() == "torch::autograd::Error" for node in graph_nodes(gradient))

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from curvlens.checks import WRITTEN
+from curvlens.errors import CurvlensError
 from curvlens.problem import Problem
 
 
@@ -38,10 +40,22 @@ class Meter:
                 raise OverBudgetError
         return x
 
+    def _pack(self, x: Tensor) -> tuple[Tensor, int]:
+        # Detached: a node that saved its own output as it is would hold on to itself for good.
+        kept = self.count(x).detach()
+        return kept, kept._version
+
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Count what is saved in here; in the end, what of it is still there."""
-        # Detached: a node that saved its own output as it is would hold on to itself for good.
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: self.count(x).detach(), lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
             yield
         self.bytes = sum(size for ref, size in self._seen.values() if not ref.expired())
+
+
+def _unpack(saved: tuple[Tensor, int]) -> Tensor:
+    """The saved tensor, as it was: torch leaves this check to whoever saves tensors himself."""
+    kept, version = saved
+    if kept._version != version:
+        raise CurvlensError(WRITTEN.format(f"Its shape is {tuple(kept.shape)}."))
+    return kept

@@ -15,6 +15,7 @@ from curvlens.operators.curvature import require_problem
 from curvlens.operators.engine import Total, engine_of
 from curvlens.operators.meter import Meter
 from curvlens.operators.segments import Trace, require_outputs
+from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.problem import Problem
 
@@ -29,6 +30,7 @@ class Traces:
         self.kinds: dict[str, str] = {}
         """What there is a path of: modules by their class, and steps of attention; known after the first pass."""
         self._kept: list[Trace] | None = None
+        self._blocked: dict[str, str] = {}
         self._point: Point | None = None
 
     def __iter__(self) -> Iterator[Trace]:
@@ -38,11 +40,13 @@ class Traces:
                 self._kept, self._point = None, problem.point()
             if self._kept is not None:
                 problem.data.check_unchanged()
-                yield from self._kept
+                for trace in self._kept:
+                    yield trace
+                    self._blocked.update(trace.blocked)
                 return
             engine, kept = engine_of(problem), list[Trace]()
             room = problem.memory - engine.kept_bytes
-            for piece in engine.pieces():
+            for piece in self._pieces():
                 meter = Meter(problem, None)
                 with meter.watch():
                     trace = Trace(problem, piece)
@@ -53,8 +57,22 @@ class Traces:
                 else:
                     kept.clear()
                 yield trace
+                self._blocked.update(trace.blocked)
                 del trace  # before the next one is built
             self._kept = kept if room >= 0 else None
+
+    def _pieces(self) -> Iterator[Piece]:
+        engine = engine_of(self.problem)
+        try:
+            engine.prepare()
+        except CurvlensError:  # a model that has no Hessian may still have parts that are known
+            return self.problem.pieces()
+        return engine.pieces()
+
+    @property
+    def blocked(self) -> dict[str, str]:
+        """Paths that turned out not to be twice differentiable, and why."""
+        return self._blocked
 
     def known(self) -> dict[str, str]:
         """What every path is."""

@@ -12,6 +12,7 @@ reverse pass through it then gives all that a direction needs: ∂⟨p, u⟩/∂
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor
 from curvlens.errors import CurvlensError
 from curvlens.losses import FromModel
 from curvlens.operators.cuts import Recorder, Segment
-from curvlens.operators.graph import Parts, Seam, refuse_once_differentiable
+from curvlens.operators.graph import Parts, Seam, once_differentiable
 from curvlens.pieces import Piece
 from curvlens.problem import Problem
 
@@ -44,22 +45,32 @@ class Pulled:
     leaves: list[Tensor]
     gradient: list[Tensor]
     """p, by leaf."""
+    blocked: str = ""
+    """Why it cannot be differentiated twice, if so: then neither it nor what lies behind it is known."""
 
     def along(self, tangents: Tangents, *, bend: bool) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """J u, by output, and ⟨λ, D²f[u, ·]⟩, by leaf; the second only on demand. None is zero."""
         moving = [
             (p, tangents[id(leaf)]) for p, leaf in zip(self.gradient, self.leaves, strict=True) if id(leaf) in tangents
         ]
-        if not moving:
-            return [None] * len(self.adjoint), [None] * len(self.leaves)
-        found = torch.autograd.grad(
-            [p for p, _ in moving],
-            [*self.adjoint, *(self.leaves if bend else ())],
-            [u.to(p.dtype) for p, u in moving],
-            retain_graph=True,
-            allow_unused=True,
-        )
         count = len(self.adjoint)
+        if not moving:
+            return [None] * count, [None] * len(self.leaves)
+        if not self.blocked:
+            try:
+                found = torch.autograd.grad(
+                    [p for p, _ in moving],
+                    [*self.adjoint, *(self.leaves if bend else ())],
+                    [u.to(p.dtype) for p, u in moving],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            except (RuntimeError, NotImplementedError) as error:
+                self.blocked = str(error).splitlines()[0]
+        if self.blocked:  # unknown is NaN, and makes unknown whatever it comes to
+            return [torch.full_like(w, math.nan) for w in self.adjoint], [
+                torch.full_like(leaf, math.nan) for leaf in self.leaves
+            ]
         return list(found[:count]), list(found[count:])
 
 
@@ -79,9 +90,7 @@ class Trace:
 
     def _build(self, piece: Piece) -> None:
         problem = self.problem
-        recorder = Recorder(problem.model, self.parameters)
-        with recorder.watch():
-            outputs = problem.loss_function.outputs(problem.model, piece.batch)
+        recorder, outputs = self._recorded(piece)
         self.seam = Seam(problem, piece, outputs)
         self.ends = recorder.finish(self.seam.flat(outputs))
         self.kinds = recorder.kinds
@@ -92,6 +101,23 @@ class Trace:
             last.update((id(leaf), i) for leaf in pulled.leaves)
         kept = {id(x) for x in (*self.ends, *self.parameters.values())}
         self._done = [[key for key, j in last.items() if j == i and key not in kept] for i in range(len(self.pulled))]
+
+    def _recorded(self, piece: Piece) -> tuple[Recorder, Any]:
+        """A cut forward pass. Where modules write into tensors, these are handed out as copies or left uncut."""
+        writable, whole = False, set[str]()
+        while True:
+            recorder = Recorder(self.problem.model, self.parameters, writable=writable, whole=whole)
+            try:
+                with recorder.watch():
+                    outputs = self.problem.loss_function.outputs(self.problem.model, piece.batch)
+            except RuntimeError as error:
+                if writable or "in-place" not in str(error):
+                    raise
+                writable = True
+                continue
+            if recorder.writers <= whole:
+                return recorder, outputs
+            whole |= recorder.writers
 
     def _pull_back(self, segments: Sequence[Segment]) -> list[Pulled]:
         """The adjoint pass: segments that the loss depends on, in the order of the forward pass."""
@@ -109,14 +135,26 @@ class Trace:
                 [z for z, _ in live], segment.leaves, weights, create_graph=True, allow_unused=True
             )
             pairs = [(leaf, p) for leaf, p in zip(segment.leaves, gradient, strict=True) if p is not None]
-            refuse_once_differentiable((p for _, p in pairs), segment.path)
+            once = once_differentiable(p for _, p in pairs)
             for leaf, p in pairs:
                 key = id(leaf)
                 adjoints[key] = adjoints[key] + p.detach() if key in adjoints else p.detach()
             found.append(
-                Pulled(segment, [c for _, c in live], weights, [leaf for leaf, _ in pairs], [p for _, p in pairs])
+                Pulled(
+                    segment,
+                    [c for _, c in live],
+                    weights,
+                    [leaf for leaf, _ in pairs],
+                    [p for _, p in pairs],
+                    "a function in it is marked once_differentiable" if once else "",
+                )
             )
         return found[::-1]
+
+    @property
+    def blocked(self) -> dict[str, str]:
+        """Paths that cannot be differentiated twice, as far as that was tried, and why."""
+        return {pulled.segment.path: pulled.blocked for pulled in self.pulled if pulled.blocked}
 
     @property
     def count(self) -> float:

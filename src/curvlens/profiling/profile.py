@@ -69,6 +69,8 @@ def profile(
         note = f"interrupted after {len(terms)} of {samples} probes"
         warn(f"The profile was {note}; the errors are those of what was done.")
     result = terms.profile(traces.known(), note, products.provenance(seed=seed, probes=len(terms)))
+    if traces.blocked:
+        return _with_gaps(result, traces.blocked)
     if top:
         result = _with_top(result, traces, H)
     if spectral:
@@ -106,8 +108,11 @@ class _Terms:
 
     def add(self, traces: Traces, H: Operator, probes: list[Tensor]) -> None:
         """One group of probes."""
-        z = torch.stack(probes, 1)
-        Hz = H.apply(z)
+        z, failed = torch.stack(probes, 1), None
+        try:
+            Hz = H.apply(z)
+        except CurvlensError as error:  # some module cannot be differentiated twice: others can
+            failed, Hz = error, torch.full_like(z, math.nan)
         count, k = 0.0, len(probes)
         ggn, own = torch.zeros(k, 2 * k, dtype=torch.float64), dict[str, Tensor]()
         directions = [traces.problem.layout.unflatten(v.contiguous()) for v in (*z.T, *Hz.T)]
@@ -118,11 +123,14 @@ class _Terms:
                 own[path] = own.get(path, torch.zeros_like(ggn)) + forms
             count += trace.count
             del trace
+        if failed is not None and not traces.blocked:
+            raise failed
         ggn, terms = ggn / count, {path: forms / count for path, forms in own.items()}
         truth = (Hz.double().T @ torch.cat([z, Hz], 1).double()).cpu()
         stacked = torch.stack([ggn, *terms.values()])
         size = stacked.abs().sum(0).clamp(min=1e-300)
-        self.mismatch = max(self.mismatch, float(((stacked.sum(0) - truth).abs() / size).max()))
+        apart = float(((stacked.sum(0) - truth).abs() / size).max())
+        self.mismatch = apart if math.isnan(apart) else max(self.mismatch, apart)
         self.ggn.append(_forms(ggn))
         before = [Forms(torch.zeros_like(f.pairs), torch.zeros_like(f.with_hessian)) for f in self.ggn]
         for path in {**self.own, **terms}:
@@ -215,6 +223,14 @@ def _with_spectral(result: Profile, traces: Traces, paths: Iterable[str]) -> Pro
         size = Estimate(value, residual, found.products, dof=BOUND)
         rows[path] = replace(rows[path], total=replace(rows[path].total, spectral=size))
     return replace(result, rows=rows)
+
+
+def _with_gaps(result: Profile, blocked: dict[str, str]) -> Profile:
+    """Say which modules have no second derivative; their parts and those of what lies behind them are NaN."""
+    named = "; ".join(f"{path or 'the model itself'!r}: {why}" for path, why in blocked.items())
+    note = f"not twice differentiable: {named}. Its part, those of what lies behind it, GGN and Hessian are not known"
+    warn(f"The profile has gaps. A module is {note} (NaN). Use a plain implementation of it.")
+    return replace(result, note="; ".join(filter(None, [result.note, note])))
 
 
 def _check(result: Profile, problem: Problem) -> None:
