@@ -1,0 +1,450 @@
+"""The profiler: every module's functional part against linearised modules, sums against H, and odd models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import functional as autograd
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+import curvlens as cl
+import small
+from cases import CASES, Case
+from curvlens.operators import module_part
+from families import MORE
+
+
+def of(model: nn.Module, n: int = 5, width: int = 3, seed: int = 0) -> cl.Problem:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(n, width, generator=generator, dtype=torch.float64) for _ in range(2))
+    return cl.Problem(model.double(), (x, y), cl.losses.MSE())
+
+
+@pytest.mark.parametrize("case", [*CASES, *MORE], ids=repr)
+def test_the_rows_add_up(case: Case) -> None:
+    """GGN + Σ_m M_m = H in every pair of probes, on models as they are."""
+    problem = cl.Problem(case.model(), case.batches, case.loss)
+    profile = cl.profile(problem, samples=4, top=False)
+    assert profile.mismatch < 1e-12
+    assert abs(float(profile.ggn.share) + float(profile.rows[""].total.share) - 1) < 1e-10
+
+
+# An independent truth: H of the model less H of the model in which one module is replaced by its tangent
+
+
+class Linearised(nn.Module):
+    """f(x₀, θ₀) + J (x − x₀, θ − θ₀), around the first call."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self._around: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self._calls = 0
+
+    def start(self) -> None:
+        self._calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        theta = dict(self.inner.named_parameters())
+        if self._calls == len(self._around):
+            self._around.append((x.detach().clone(), {k: p.detach().clone() for k, p in theta.items()}))
+        x0, theta0 = self._around[self._calls]
+        self._calls += 1
+        leaves = [x0.clone().requires_grad_(), *(p.clone().requires_grad_() for p in theta0.values())]
+        with cl.second_order():
+            y0 = functional_call(self.inner, dict(zip(theta0, leaves[1:], strict=True)), (leaves[0],))
+        w = torch.zeros_like(y0).requires_grad_()
+        pulled = torch.autograd.grad(y0, leaves, w, create_graph=True, allow_unused=True)
+        steps = [x - x0, *(theta[k] - theta0[k] for k in theta0)]
+        pairs = [(p, step) for p, step in zip(pulled, steps, strict=True) if p is not None]
+        (moved,) = torch.autograd.grad([p for p, _ in pairs], w, [step for _, step in pairs], create_graph=True)
+        return y0.detach() + moved
+
+
+def dense(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
+    """H by reverse over reverse."""
+    named = {name: p.detach() for name, p in model.named_parameters()}
+    shapes = [p.shape for p in named.values()]
+
+    def loss(theta: Tensor) -> Tensor:
+        parts = torch.split(theta, [s.numel() for s in shapes])
+        given = {k: part.view(s) for k, part, s in zip(named, parts, shapes, strict=True)}
+        for module in model.modules():
+            if isinstance(module, Linearised):
+                module.start()
+        with cl.second_order():
+            logits = functional_call(model, given, (tokens,))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    theta = torch.cat([p.reshape(-1) for p in named.values()])
+    loss(theta)
+    found: Tensor = autograd.hessian(loss, theta)
+    return found
+
+
+def replaced(model: nn.Module, path: str) -> nn.Module:
+    above, _, name = path.rpartition(".")
+    parent = model.get_submodule(above)
+    if name.isdigit():
+        assert isinstance(parent, nn.ModuleList)
+        parent[int(name)] = Linearised(parent[int(name)])
+    else:
+        setattr(parent, name, Linearised(getattr(parent, name)))
+    return model
+
+
+PATHS = [("h.0", 1), ("h.0.attn", 1), ("h.0.mlp", 1), ("h.0.norm1", 1), ("unembed", 1)]
+MORE_PATHS = [("h.0", 2), ("h.0.attn", 2), ("h.0.attn.v", 2), ("h.0.mlp", 2), ("h.1.norm2", 2), ("unembed", 2)]
+
+
+@pytest.mark.parametrize(
+    ("path", "layers", "norm"),
+    [
+        *((path, layers, "pre") for path, layers in PATHS),
+        *(
+            pytest.param(path, layers, norm, marks=pytest.mark.full)
+            for path, layers in MORE_PATHS
+            for norm in ("pre", "post", "none")
+            if norm != "none" or "norm" not in path
+        ),
+    ],
+)
+def test_a_module_is_what_its_tangent_leaves_out(path: str, layers: int, norm: str) -> None:
+    """M_m = H − H with f_m linearised, to 1e-10, and symmetric."""
+    options: dict[str, Any] = {"n_layer": layers, "d_model": 4, "n_head": 2, "d_mlp": 5, "vocab": 4, "norm": norm}
+    tokens, labels = torch.randint(4, (2, 2, 3), generator=torch.Generator().manual_seed(1))
+    model = small.gpt(**options)
+    part = module_part(cl.Problem(model, (tokens, labels), cl.losses.CrossEntropy()), path).dense()
+    whole = dense(small.gpt(**options), tokens, labels)
+    truth = whole - dense(replaced(small.gpt(**options), path), tokens, labels)
+    assert float((part - truth).norm()) <= 1e-10 * float(truth.norm()) + 1e-13 * float(whole.norm())
+    torch.testing.assert_close(part, part.T, rtol=0, atol=1e-14 * float(whole.norm()))
+
+
+def test_all_modules_together_are_the_functional_part() -> None:
+    problem = small.problem()
+    v = small.direction(problem.layout.size)
+    assert small.relative(module_part(problem, "") @ v, cl.functional(problem) @ v) < 1e-13
+    inside = sum(module_part(problem, path, own=True) @ v for path in cl.profile(problem, samples=4, top=False).rows)
+    assert isinstance(inside, Tensor)
+    assert small.relative(inside, cl.functional(problem) @ v) < 1e-13
+
+
+def test_blocks_of_a_part() -> None:
+    problem = small.problem()
+    part = module_part(problem, "h.0.attn.softmax")
+    whole = part.dense()
+    q, k = (problem.layout.select(name) for name in ("h.0.attn.q", "h.0.attn.k"))
+    block = part["h.0.attn.q", "h.0.attn.k"].dense()
+    rows = torch.cat([torch.arange(p.stop)[p] for name, p in problem.layout.slices.items() if name in q.shapes])
+    columns = torch.cat([torch.arange(p.stop)[p] for name, p in problem.layout.slices.items() if name in k.shapes])
+    torch.testing.assert_close(block, whole[rows][:, columns], rtol=1e-12, atol=1e-15)
+
+
+# What the estimates say
+
+
+@pytest.fixture(scope="module")
+def exact() -> dict[str, tuple[float, float, float]]:
+    """(trace, Frobenius norm, share) of the total of some rows, from dense matrices."""
+    problem = small.problem()
+    H = cl.hessian(problem).dense()
+    found = {}
+    for path in ("", "h.0.attn.softmax", "h.0.mlp"):
+        part = module_part(problem, path).dense()
+        found[path] = (float(part.trace()), float(part.norm()), float((part * H).sum() / H.square().sum()))
+    return found
+
+
+@pytest.mark.full
+def test_intervals_cover(exact: dict[str, tuple[float, float, float]]) -> None:
+    """95 % intervals of 32 probes hold the truth in about 95 % of 60 profiles; for norms, a little less often."""
+    problem, runs = small.problem(), 60
+    hits = {(path, i): 0 for path in exact for i in range(3)}
+    for seed in range(runs):
+        profile = cl.profile(problem, samples=32, seed=seed, top=False)
+        for path, values in exact.items():
+            portion = profile[path].total
+            for i, estimate in enumerate((portion.trace, portion.frobenius, portion.share)):
+                low, high = estimate.interval(0.95)
+                hits[path, i] += bool(low <= values[i] <= high)
+    for i, least in enumerate((0.88, 0.75, 0.85)):
+        shares = [hits[path, i] / runs for path in exact]
+        assert min(shares) >= least, shares
+
+
+def test_estimates_are_near_the_truth(exact: dict[str, tuple[float, float, float]]) -> None:
+    profile = cl.profile(small.problem(), samples=64, top=False)
+    for path, values in exact.items():
+        portion = profile[path].total
+        for value, estimate in zip(values, (portion.trace, portion.frobenius, portion.share), strict=True):
+            assert abs(float(estimate) - value) < 5 * float(estimate.stderr)
+
+
+def test_contributions_to_the_largest_eigenvalue_add_up() -> None:
+    problem = small.problem()
+    profile = cl.profile(problem, samples=4)
+    largest = float(cl.eigs(cl.hessian(problem)).values[-1])
+    assert profile.hessian.top is not None
+    assert profile.ggn.top is not None
+    assert profile[""].total.top is not None
+    assert abs(float(profile.hessian.top) - largest) < 1e-8 * largest
+    assert abs(float(profile.ggn.top) + float(profile[""].total.top) - largest) < 1e-8 * largest
+    own = sum(float(row.own.top) for row in profile if row.own.top is not None)
+    assert abs(own - float(profile[""].total.top)) < 1e-10 * largest
+
+
+def test_the_spectral_norm_on_request(exact: dict[str, tuple[float, float, float]]) -> None:
+    problem = small.problem()
+    profile = cl.profile(problem, samples=4, top=False, spectral=["h.0.attn"])
+    norm = profile["h.0.attn"].total.spectral
+    truth = torch.linalg.eigvalsh(module_part(problem, "h.0.attn").dense()).abs().max()
+    assert norm is not None
+    assert abs(float(norm) - float(truth)) < 1e-8 * float(truth)
+    assert profile["h.0.mlp"].total.spectral is None
+
+
+def test_cutting_the_data_changes_nothing() -> None:
+    """Micro-batches, and graphs that are rebuilt because they do not fit, give the same numbers."""
+    one = cl.profile(small.problem(), samples=4, top=False)
+    for options in ({"micro_batch": 2}, {"memory": "40 kB"}):
+        other = cl.profile(small.problem(**options), samples=4, top=False)
+        for row in one:
+            a, b = row.total.trace, other[row.path].total.trace
+            assert abs(float(a) - float(b)) < 1e-11 * float(one.hessian.frobenius)
+
+
+# Odd models
+
+
+class Writes(nn.Module):
+    """Writes into what its layers gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.n = nn.Linear(3, 3), nn.Linear(3, 3), nn.LayerNorm(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x)
+        y += self.b(x).tanh()
+        y *= 2
+        z: Tensor = self.n(y)
+        return z
+
+
+class Forgets(nn.Module):
+    """Relies on a layer that writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(3, 3), nn.SiLU(inplace=True), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        self.act(h)
+        y: Tensor = self.b(h) + h * h
+        return y
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        self.n = nn.LayerNorm(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.n(checkpoint(self.f, self.n(x), use_reentrant=False))
+        return y
+
+
+class Twice(nn.Module):
+    """One module under two names, called three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        self.g = self.f
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.f(self.f(x) * self.g(x))
+        return y
+
+
+class Nested(nn.Module):
+    """Tensors deep in arguments and results, and one that a layer keeps to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.o, self.f = nn.Linear(3, 3), Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.f(y={"a": [self.o(x)], "b": None}, z=(self.o(x), 2))
+        y: Tensor = found["r"][0] * found["r"][1] + self.f.kept
+        return y
+
+
+class Inner(nn.Module):
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(3, 3)
+
+    def forward(self, y: dict[str, list[Tensor]], z: tuple[Tensor, int]) -> dict[str, tuple[Tensor, Tensor]]:
+        self.kept = y["a"][0].sin()
+        return {"r": (self.l(y["a"][0]).exp(), z[0] * z[1])}
+
+
+ODD: list[Callable[[], nn.Module]] = [
+    Writes,
+    Forgets,
+    Checkpointed,
+    Twice,
+    Nested,
+    lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)),
+    lambda: nn.Linear(3, 3),
+    lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+]
+
+
+@pytest.mark.parametrize("make", ODD)
+def test_odd_models(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    profile = cl.profile(of(make()), samples=6)
+    assert profile.mismatch < 1e-12
+
+
+class Once(torch.autograd.Function):
+    """x², differentiable once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * g
+
+
+class Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = Once.apply(x)  # type: ignore[no-untyped-call]
+        return y
+
+
+def test_a_module_that_cannot_be_differentiated_twice_is_named_and_the_rest_is_given() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), Square(), nn.Linear(3, 3), nn.Tanh()]
+    with pytest.warns(cl.CurvlensWarning, match="'3': a function in it is marked once_differentiable"):
+        profile = cl.profile(of(nn.Sequential(*layers)), samples=6)
+    assert "'3'" in profile.note
+    assert math.isnan(profile.mismatch)
+    known = {row.path for row in profile if not math.isnan(float(row.own.trace))}
+    assert known == {"0", "1", "2"}
+    plain = [nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 3)]
+    assert not cl.profile(of(nn.Sequential(*plain)), samples=4).note
+
+
+class WritesTooEarly(nn.Module):
+    """Writes into a tensor whose first value the derivative needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x)
+        y += self.b(y).tanh()
+        return y
+
+
+def test_values_that_are_lost_are_an_error() -> None:
+    problem = of(WritesTooEarly())
+    with pytest.raises(cl.CurvlensError, match="was written into after it was used"):
+        problem.gradient()
+    with pytest.raises(cl.CurvlensError, match="was written into after it was used"):
+        cl.hessian(problem) @ torch.ones(problem.layout.size, dtype=torch.float64)
+    with pytest.raises(cl.CurvlensError, match="was written into after it was used"):
+        cl.profile(problem)
+
+
+# The result
+
+
+def test_a_profile_is_a_tree() -> None:
+    profile = cl.profile(small.problem(), samples=4)
+    assert [row.path for row in profile.children()] == ["embed", "h", "final_norm", "unembed"]
+    assert [row.name for row in profile.children("h.0.attn")] == ["q", "k", "v", "o", "scores", "softmax", "mix"]
+    assert profile["h.0.attn.softmax"].kind == "softmax"
+    assert profile["h.0.attn"].kind == "CausalAttention"
+    assert profile.depth("h.0.attn") == 3
+    assert profile["embed"].total.trace.exact
+    lines = str(profile).splitlines()
+    assert len(lines) == len(profile) + 3
+    assert "softmax" in str(profile)
+    assert repr(profile).startswith(f"Profile({len(profile)} rows, 4 probes")
+    paths = [row.path for row in profile]
+    for row in profile:
+        below = [r for r in profile if r.path.startswith(f"{row.path}." if row.path else "") and r.path != row.path]
+        assert all(paths.index(r.path) > paths.index(row.path) for r in below)
+        total = float(row.own.trace) + sum(float(r.own.trace) for r in below)
+        assert abs(total - float(row.total.trace)) < 1e-10 * float(profile.hessian.frobenius)
+
+
+def test_a_profile_is_saved_and_read(tmp_path: Any) -> None:
+    profile = cl.profile(small.problem(), samples=4)
+    again = cl.load(profile.save(tmp_path / "profile"))
+    assert str(again) == str(profile)
+    assert float(again["h.0.mlp"].own.frobenius) == float(profile["h.0.mlp"].own.frobenius)
+    assert again.provenance["seed"] == 0
+
+
+def test_bad_requests() -> None:
+    problem = small.problem()
+    with pytest.raises(cl.CurvlensError, match="samples=3"):
+        cl.profile(problem, samples=3)
+    with pytest.raises(cl.CurvlensError, match=r"no module 'h\.0\.atn'.*h\.0\.attn"):
+        cl.profile(problem, samples=4, top=False)["h.0.atn"]
+    with pytest.raises(cl.CurvlensError, match=r"no module 'h\.7'"):
+        module_part(problem, "h.7")
+    with pytest.raises(cl.CurvlensError, match="hides the outputs"):
+        cl.profile(
+            cl.Problem(
+                nn.Linear(2, 1), (torch.ones(1, 2), torch.ones(1, 1)), lambda model, batch: 0 * model(batch[0]).sum()
+            )
+        )
+    with pytest.raises(cl.CurvlensError, match="expected a Problem"):
+        cl.profile(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_progress_and_interruption() -> None:
+    seen: list[tuple[int, int | None]] = []
+    cl.profile(small.problem(), samples=6, top=False, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (6, 6)
+    problem = small.problem(memory="40 kB")  # pairs of probes, each by itself
+
+    def stop(done: int, total: int | None) -> None:
+        if done >= 6:
+            raise KeyboardInterrupt
+
+    with pytest.warns(cl.CurvlensWarning, match="interrupted after 6 of 64 probes"):
+        part = cl.profile(problem, samples=64, top=False, progress=stop)
+    assert part.samples == 6
+    assert "interrupted" in part.note
+
+
+def test_hooks_are_gone_and_the_model_is_as_it_was() -> None:
+    model = small.gpt()
+    tokens, labels = small.tokens_and_labels()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    cl.profile(cl.Problem(model, (tokens, labels), cl.losses.CrossEntropy()), samples=4, top=False)
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    assert all(torch.equal(p, before[name]) and p.grad is None for name, p in model.named_parameters())
