@@ -64,7 +64,8 @@ class Linearised(nn.Module):
         steps = [x - x0, *(theta[k] - theta0[k] for k in theta0)]
         pairs = [(p, step) for p, step in zip(pulled, steps, strict=True) if p is not None]
         (moved,) = torch.autograd.grad([p for p, _ in pairs], w, [step for _, step in pairs], create_graph=True)
-        return y0.detach() + moved
+        y: Tensor = y0.detach() + moved
+        return y
 
 
 def dense(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ def dense(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
 
     theta = torch.cat([p.reshape(-1) for p in named.values()])
     loss(theta)
-    found: Tensor = autograd.hessian(loss, theta)
+    found: Tensor = autograd.hessian(loss, theta)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -330,7 +331,7 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(ctx: Any, g: Tensor) -> Any:
         return 2 * ctx.saved_tensors[0] * g
 
 
