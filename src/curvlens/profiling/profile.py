@@ -13,6 +13,7 @@ from curvlens.errors import CurvlensError
 from curvlens.linalg.eigs import eigs
 from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.operators import Operator, hessian
+from curvlens.operators.engine import engine_of
 from curvlens.operators.modules import Traces, is_inside, module_part
 from curvlens.problem import Problem
 from curvlens.profiling.statistics import Forms, mean, portion, root
@@ -56,6 +57,7 @@ def profile(
     if not whole(samples) or samples < FEWEST:
         raise CurvlensError(f"samples={samples!r}, expected a whole number of probes, {FEWEST} or more.")
     traces, H = Traces(problem), hessian(problem)
+    traces.known()
     products = Products(H, symmetric=True)
     probes, terms, note = products.probes(seed), _Terms(), ""
     try:
@@ -85,8 +87,8 @@ def _groups(samples: int, problem: Problem) -> list[range]:
 
     No group is of one probe, which would meet nobody.
     """
-    room = problem.memory // 4 // (4 * problem.layout.size * problem.dtype.itemsize)
-    size = min(samples, max(2, room))
+    held = engine_of(problem).kept_bytes // 2  # vectors, two a probe, take half of what a kept graph does
+    size = min(samples, max(2, held // (2 * problem.layout.size * problem.dtype.itemsize)))
     starts = list(range(0, samples, size))
     if samples - starts[-1] == 1 and len(starts) > 1:
         starts[-1] -= 1

@@ -1,0 +1,51 @@
+"""Tables of the profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bench.tables import Table
+
+Results = Mapping[str, Any]
+
+PROBE_TARGET = 8.0
+MEMORY_TARGET = 3.0
+
+
+def targets(results: Results) -> list[tuple[str, float | None, float, bool]]:
+    """(what, measured, limit, whether it is an upper limit)."""
+    data = results["attribution"]
+    cost = None if "not_run" in data else data["profile"]
+    return [
+        ("one probe of a profile, over all modules", cost, PROBE_TARGET, True),
+        ("memory of a profile, in products with H", _memory(results), MEMORY_TARGET, True),
+    ]
+
+
+def _memory(results: Results) -> float | None:
+    data = results["attribution_memory"]
+    if any("not_run" in row for row in data.values()):
+        return None
+    return float(data["profile"]["megabytes"] / data["product"]["megabytes"])
+
+
+def tables(results: Results) -> list[Table]:
+    """What a probe costs, and what of it is what."""
+    data, memory = results["attribution"], results["attribution_memory"]
+    head = ["Step", "gradients", "peak memory"]
+    if "not_run" in data:
+        return [Table("A profile", head, [["not run", str(data["not_run"]), ""]])]
+    held = {key: f"{row['megabytes']:.0f} MiB" if "not_run" not in row else "not run" for key, row in memory.items()}
+    rows = [
+        [f"**a probe, of {data['samples']} in a profile, all in all**", f"**{data['profile']:.1f}**", held["profile"]],
+        ["cut forward pass and adjoints, once a profile", f"{data['build']:.1f}", ""],
+        ["product with H, by which the sum is checked", f"{data['product']:.1f}", held["product"]],
+        ["tangents along a probe, and second derivatives of all modules", f"{data['probe']:.1f}", ""],
+        ["tangents along H times a probe", f"{data['tangent']:.1f}", ""],
+    ]
+    notes = [
+        f"{data['rows']} rows; they add up to the quadratic form of H within {data['mismatch']:.0e} of the sum of their "
+        "sizes, in float32."
+    ]
+    return [Table("A profile", head, rows, notes)]
