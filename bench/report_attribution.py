@@ -45,7 +45,7 @@ def tables(results: Results) -> list[Table]:
         ["tangents along H times a probe", f"{data['tangent']:.1f}", ""],
     ]
     notes = [
-        f"{data['rows']} rows; they add up to the quadratic form of H within {data['mismatch']:.0e} of the sum of their "
-        "sizes, in float32."
+        f"{data['rows']} rows; they add up to the quadratic form of H within {data['mismatch']:.0e} of the sum of "
+        "their sizes, in float32."
     ]
     return [Table("A profile", head, rows, notes)]
