@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import curvlens as cl
 import small
 from cases import CASES, Case
-from curvlens.operators import module_part
+from curvlens.operators import activation_hessian, module_part
+from curvlens.profiling import propagation
 from families import MORE
 
 
@@ -449,3 +450,84 @@ def test_hooks_are_gone_and_the_model_is_as_it_was() -> None:
     cl.profile(cl.Problem(model, (tokens, labels), cl.losses.CrossEntropy()), samples=4, top=False)
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     assert all(torch.equal(p, before[name]) and p.grad is None for name, p in model.named_parameters())
+
+
+# Along depth
+
+
+@pytest.mark.parametrize("path", ["embed", "h.0", "h.0.attn", "final_norm"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_hessian_by_activations(path: str, norm: str) -> None:
+    """∂²ℓ/∂z² by what a module gives, against the Hessian by a shift of it; H = G + F there, too."""
+    model = small.gpt(norm=norm, n_layer=2)
+    tokens, labels = small.tokens_and_labels(2, 3)
+    problem = cl.Problem(model, (tokens, labels), cl.losses.CrossEntropy())
+    module, shape = model.get_submodule(path), (2, 3, 4)
+
+    def loss(shift: Tensor) -> Tensor:
+        hook = module.register_forward_hook(lambda _, args, z: z + shift)
+        try:
+            with cl.second_order():
+                logits = model(tokens)
+        finally:
+            hook.remove()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    zero = torch.zeros(shape, dtype=torch.float64)
+    if path == "final_norm" and norm == "post":  # which is no module there: it gives what the last layer gave
+        path = "h.1"
+    truth = autograd.hessian(loss, zero).reshape(24, 24)  # type: ignore[no-untyped-call]
+    H, G, F = (activation_hessian(problem, path, of=of) for of in ("hessian", "ggn", "functional"))
+    assert small.relative(H.dense(), truth) < 1e-12
+    assert small.relative(G.dense() + F.dense(), truth) < 1e-12
+    assert float(torch.linalg.eigvalsh(G.dense())[0]) > -1e-14
+
+
+def test_the_hessian_by_activations_of_many_batches_and_calls() -> None:
+    one, two = small.tokens_and_labels(2, 3), small.tokens_and_labels(3, 4, seed=1)
+    model = small.gpt()
+    both = activation_hessian(cl.Problem(model, [one, two], cl.losses.CrossEntropy()), "h.0")
+    problems = [cl.Problem(model, batch, cl.losses.CrossEntropy()) for batch in (one, two)]
+    counts = [problem.n_tokens for problem in problems]
+    alone = [
+        activation_hessian(problem, "h.0").dense() * n / sum(counts)
+        for problem, n in zip(problems, counts, strict=True)
+    ]
+    assert small.relative(both.dense(), torch.block_diag(*alone)) < 1e-13  # type: ignore[no-untyped-call]
+    torch.manual_seed(0)
+    twice = of(Twice())
+    calls = [activation_hessian(twice, "f", call=call).dense() for call in range(3)]
+    torch.testing.assert_close(calls[0], calls[1])  # both factors are f(x)
+    assert small.relative(calls[2], calls[0]) > 0.1
+    with pytest.raises(cl.CurvlensError, match="called 3 times"):
+        activation_hessian(twice, "f", call=3)
+    with pytest.raises(cl.CurvlensError, match="No module 'g'"):
+        activation_hessian(twice, "g")
+    with pytest.raises(cl.CurvlensError, match="of='fisher'"):
+        activation_hessian(twice, "f", of="fisher")  # type: ignore[arg-type]
+
+
+def test_propagation_by_layer_and_by_role(tmp_path: Any) -> None:
+    problem = small.problem()
+    seen: list[tuple[int, int | None]] = []
+    found = propagation(problem, samples=4, progress=lambda done, total: seen.append((done, total)))
+    assert list(found.levels) == ["h.0"]
+    assert seen[-1] == (6, 6)
+    level = found["h.0"]
+    block = cl.hessian(problem)["h.0"].dense()
+    top = torch.linalg.eigvalsh(block)[-1]
+    assert abs(float(level.parameters["hessian"].top) - float(top)) < 1e-3 * float(block.norm())
+    truth = torch.linalg.eigvalsh(activation_hessian(problem, "h.0").dense())
+    assert abs(float(level.activations["hessian"].top) - float(truth[-1])) < 1e-3 * float(truth.abs().max())
+    again = cl.load(found.save(tmp_path / "propagation"))
+    assert str(again) == str(found)
+    assert "by activations" in str(found)
+    roles = propagation(problem, samples=4, by="role")
+    assert "attn.q" in roles.levels
+    assert not roles["attn.q"].activations
+    with pytest.raises(cl.CurvlensError, match=r"no layer 'h\.9'"):
+        found["h.9"]
+    with pytest.raises(cl.CurvlensError, match="by='head'"):
+        propagation(problem, by="head")  # type: ignore[arg-type]
+    with pytest.raises(cl.CurvlensError, match="No layers were found"):
+        propagation(of(nn.Linear(3, 3)))

@@ -1,5 +1,6 @@
 """Matrix-free operators: the Hessian, its Gauss–Newton and functional part, Fisher matrices."""
 
+from curvlens.operators.activations import activation_hessian
 from curvlens.operators.algebra import as_operator
 from curvlens.operators.base import Operator
 from curvlens.operators.closed_form import closed_form
@@ -11,6 +12,7 @@ from curvlens.operators.modules import module_part
 
 __all__ = [
     "Operator",
+    "activation_hessian",
     "as_operator",
     "closed_form",
     "empirical_fisher",

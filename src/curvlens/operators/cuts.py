@@ -65,6 +65,9 @@ class Recorder:
         self._stack: list[str] = []
         self._writable, self._whole = writable, whole
         self._given: list[list[tuple[Tensor, int]]] = []
+        self.results: dict[str, list[Tensor]] = {}
+        """What each call of a module gave: the leaf that stands for the first tensor of it."""
+        self._behind: dict[int, tuple[Tensor, Tensor]] = {}
         self.writers: set[str] = set()
         """Modules that wrote into what they were given."""
 
@@ -107,7 +110,12 @@ class Recorder:
         path = self._stack.pop()
         if any(x._version != before for x, before in self._given.pop()):
             self.writers.add(path)
-        return output if path == "" else self.cut(output, path)
+        output = output if path == "" else self.cut(output, path)
+        given: list[Tensor] = []
+        mapped(lambda x: given.append(x) or x, output)  # type: ignore[func-returns-value]
+        found = [self._behind[id(x)][1] if id(x) in self._behind else x for x in given]
+        self.results.setdefault(path, []).extend([x for x in found if id(x) in self._known][:1])
+        return output
 
     def cut(self, tree: Any, path: str) -> Any:
         """The tree with leaves in the place of tensors that something computed; one segment for all of them."""
@@ -125,6 +133,7 @@ class Recorder:
             segment.outputs.append(computed)
             segment.copies.append(leaf)
             handed.append(leaf.clone() if self._writable else leaf)
+            self._behind[id(handed[-1])] = (handed[-1], leaf)
             return handed[-1]
 
         result = mapped(one, tree)

@@ -93,7 +93,7 @@ class Trace:
         recorder, outputs = self._recorded(piece)
         self.seam = Seam(problem, piece, outputs)
         self.ends = recorder.finish(self.seam.flat(outputs))
-        self.kinds = recorder.kinds
+        self.kinds, self.results = recorder.kinds, recorder.results
         problem.require_dependence(any(x.requires_grad for x in self.ends))
         self.pulled = self._pull_back(recorder.segments)
         last: dict[int, int] = {}
@@ -199,18 +199,33 @@ class Trace:
 
     def product(self, v: Parts, chosen: Callable[[str], bool]) -> Parts:
         """Σ_m M_m v over the segments whose path is chosen."""
-        return self.inside(lambda: self._product(v, chosen))  # type: ignore[no-any-return]
-
-    def _product(self, v: Parts, chosen: Callable[[str], bool]) -> Parts:
-        tangents, bends = self.start(v), list[list[Tensor | None]]()
         last = max((i for i, pulled in enumerate(self.pulled) if chosen(pulled.segment.path)), default=-1)
-        for pulled in self.pulled[: last + 1]:
+        second = self.inside(lambda: self._second(self.start(v), self.pulled[: last + 1], chosen, outer=False))
+        return {name: second[key] for key, name in self._names.items() if key in second}
+
+    def at_result(self, path: str, call: int, u: Tensor, *, outer: bool, functional: bool) -> Tensor:
+        """Rows of the Hessian by what a call of a module gave, applied to u: the part of G, of F, or both."""
+        leaf = self.results[path][call]
+        made = [i for i, pulled in enumerate(self.pulled) if any(c is leaf for c in pulled.copies)]
+        after = self.pulled[made[0] + 1 :] if made else []
+        second = self.inside(lambda: self._second({id(leaf): u}, after, lambda _: functional, outer=outer))
+        return second.get(id(leaf), torch.zeros_like(u))  # type: ignore[no-any-return]
+
+    def _second(
+        self, tangents: Tangents, through: Sequence[Pulled], chosen: Callable[[str], bool], *, outer: bool
+    ) -> Tangents:
+        """Second derivatives along tangents, of the chosen segments and, if ``outer``, of the loss, by leaf."""
+        bends = list[list[Tensor | None]]()
+        for pulled in through:
             wanted = chosen(pulled.segment.path)
             moved, bend = pulled.along(tangents, bend=wanted)
             bends.append(bend if wanted else [])
             tangents.update((id(c), u) for c, u in zip(pulled.copies, moved, strict=True) if u is not None)
         second: Tangents = {}
-        for pulled, bend in zip(reversed(self.pulled[: last + 1]), reversed(bends), strict=True):
+        if outer:
+            for end, curved in zip(self.ends, self.seam.curvature(self.ends_along(tangents)), strict=True):
+                second[id(end)] = second[id(end)] + curved if id(end) in second else curved
+        for pulled, bend in zip(reversed(through), reversed(bends), strict=True):
             live = [
                 (z, second.pop(id(c)))
                 for z, c in zip(pulled.segment.outputs, pulled.segment.copies, strict=True)
@@ -226,7 +241,7 @@ class Trace:
                     if term is not None:
                         key = id(leaf)
                         second[key] = second[key] + term if key in second else term
-        return {name: second[key] for key, name in self._names.items() if key in second}
+        return second
 
 
 def products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> Tensor:

@@ -1,5 +1,6 @@
 """Curvature attribution: where the curvature of a model comes from."""
 
-from curvlens.profiling.profile import profile
+from curvlens.profiling.depth import propagation
+from curvlens.profiling.profiler import profile
 
-__all__ = ["profile"]
+__all__ = ["profile", "propagation"]

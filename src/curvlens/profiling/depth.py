@@ -1,0 +1,99 @@
+"""`curvlens.profiling.propagation`: the curvature of every layer, by its parameters and by its activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from curvlens.errors import CurvlensError
+from curvlens.linalg import eigs, frobenius, trace
+from curvlens.linalg.products import Products, Progress
+from curvlens.operators import Operator, functional, ggn, hessian
+from curvlens.operators.activations import Of, activation_hessian
+from curvlens.operators.modules import Traces
+from curvlens.problem import Problem
+from curvlens.results import Estimate
+from curvlens.results.propagation import PARTS, Amount, Level, Propagation
+
+OPERATORS: dict[str, Callable[[Problem], Operator]] = {"hessian": hessian, "ggn": ggn, "functional": functional}
+BOUND = 1e9
+"""Degrees of freedom of an error that is a bound, not a spread."""
+
+
+def propagation(
+    problem: Problem,
+    samples: int = 16,
+    *,
+    by: Literal["layer", "role"] = "layer",
+    seed: int = 0,
+    tol: float = 1e-4,
+    progress: Progress | None = None,
+) -> Propagation:
+    """How curvature moves through a model: trace, norm and largest eigenvalue of H, G and F, layer by layer.
+
+    Of each layer there are two matrices: the block of its own parameters, and the Hessian with respect to the
+    activations that leave it, which is what its own curvature is made from. ``by="role"`` takes attention's queries of
+    all layers together, and so on; roles have parameters only.
+
+    Args:
+        problem: model, data and loss.
+        samples: products for each trace and each norm.
+        by: one row for each layer, or for each role.
+        seed: of the probes.
+        tol: residual of the eigenvalues, relative to the spectral norm.
+        progress: ``progress(done, total)`` is called as matrices are done.
+    """
+    if by not in ("layer", "role"):
+        raise CurvlensError(f"by={by!r}, expected 'layer' or 'role'.")
+    traces = Traces(problem)
+    traces.known()
+    layers = {block.layer for block in problem.blocks.values()} - {None}
+    if not layers:
+        raise CurvlensError(
+            "No layers were found: the architecture is not known. Name them with Problem(..., blocks={'h.0': ...})."
+        )
+    blocks = problem.blocks.by(by)
+    names = [name for name in blocks if by == "role" or name in layers]
+    paths = {name: _path(blocks[name].parameters) for name in names} if by == "layer" else {}
+    total, done = len(names) * len(PARTS) * (2 if paths else 1), 0
+
+    def measured(operator: Operator) -> Amount:
+        nonlocal done
+        found = _amount(operator, samples, seed, tol)
+        done += 1
+        if progress is not None:
+            progress(done, total)
+        return found
+
+    levels: dict[str, Level] = {}
+    wholes = {part: make(problem) for part, make in OPERATORS.items()}
+    for name in names:
+        own = {part: measured(whole[name]) for part, whole in wholes.items()}
+        given: dict[str, Amount] = {}
+        if name in paths:
+            parts: tuple[Of, ...] = ("hessian", "ggn", "functional")
+            given = {of: measured(activation_hessian(problem, paths[name], of=of, traces=traces)) for of in parts}
+        levels[name] = Level(name, own, given)
+    provenance = Products(wholes["hessian"], symmetric=True).provenance(seed=seed, tol=tol)
+    return Propagation(levels, by, samples, provenance=provenance)
+
+
+def _path(parameters: Sequence[str]) -> str:
+    """The module in which all these parameters are."""
+    words = [name.split(".")[:-1] for name in parameters]
+    common: list[str] = []
+    for level in zip(*words, strict=False):
+        if len(set(level)) > 1:
+            break
+        common.append(level[0])
+    return ".".join(common)
+
+
+def _amount(operator: Operator, samples: int, seed: int, tol: float) -> Amount:
+    found = eigs(operator, k=1, tol=tol, seed=seed, check_copies=False)
+    value, residual = (x[-1].double().cpu() for x in (found.values, found.residuals))
+    return Amount(
+        trace=trace(operator, samples, seed=seed),
+        frobenius=frobenius(operator, samples, seed=seed),
+        top=Estimate(value, residual, found.products, dof=BOUND),
+    )
