@@ -7,7 +7,8 @@ given back compares it with the true norm.
 
 from curvlens.calculus.bounds.bound import Bound
 from curvlens.calculus.bounds.of_attention import SOFTMAX, SOFTMAX_SECOND, attention
+from curvlens.calculus.bounds.of_block import block
 from curvlens.calculus.bounds.of_feedforward import feedforward
 from curvlens.calculus.bounds.of_norm import norm
 
-__all__ = ["SOFTMAX", "SOFTMAX_SECOND", "Bound", "attention", "feedforward", "norm"]
+__all__ = ["SOFTMAX", "SOFTMAX_SECOND", "Bound", "attention", "block", "feedforward", "norm"]
