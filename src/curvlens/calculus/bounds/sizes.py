@@ -57,9 +57,9 @@ def sizes(tokens: Tensor, spread: float = 0.0) -> Sizes:
     )
 
 
-def spectral(matrices: Tensor | None) -> float:
-    """The largest ‖·‖₂ of one matrix or several; 0 of None."""
-    return 0.0 if matrices is None else float(torch.linalg.matrix_norm(matrices, 2).max())
+def spectral(matrices: Tensor) -> float:
+    """The largest ‖·‖₂ of one matrix or several."""
+    return float(torch.linalg.matrix_norm(matrices, 2).max())
 
 
 S = TypeVar("S", Sizes, Tensor)
