@@ -217,7 +217,7 @@ def test_the_bounds_of_a_norm_hold_and_are_sharp(kind: norms.Kind) -> None:
         slope = float(norms.jacobian_bound(x, scale, eps=eps, kind=kind))
         assert float(torch.linalg.matrix_norm(jacobian, 2)) <= slope * (1 + 1e-12)
     assert 0.5 < tightest < 1
-    # the worst case: ρ = 1, and g at 30° to what lies across n: ‖K‖ √d s²/‖p‖ = 2/√3
+    # the worst case: ρ = 1, and g at 35.3° (sin α = 1/√3) to what lies across n: ‖K‖ √d s²/‖p‖ = 2/√3
     worst = 0.0
     x = torch.tensor([1.0, -1.0, 0.0, 0.0], dtype=D)
     across = torch.tensor([1.0, 1.0, -2.0, 0.0], dtype=D)

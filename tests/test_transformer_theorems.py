@@ -8,13 +8,37 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import functional as autograd
 
-from curvlens.calculus import feedforward, norms
+from curvlens.calculus import attention, bounds, feedforward, norms
 from curvlens.calculus.theorems import transformer as theorems
 from curvlens.calculus.vec import block_diagonal
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_spectral_bound_of_attention(seed: int) -> None:
+    """Every term holds and is that of the structured bound; the largest of them, three times, bounds the whole."""
+    size = 10.0 ** (seed / 10 - 1)
+    X, Y = size * draw(4, 3, seed=seed), draw(4, 2, seed=seed + 100)
+    WQ, WK, WV = (draw(3, 2, seed=seed + shift) for shift in (200, 300, 400))
+    found = theorems.theorem_1(X, WQ, WK, WV, Y)
+    structured = bounds.attention(X, WQ, WK, WV, Y)
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = (X @ q @ k.T @ X.T / 2**0.5).softmax(-1) @ X @ v
+        return (out - Y).square().mean()
+
+    H = autograd.hessian(loss, (WQ, WK, WV))  # type: ignore[no-untyped-call]
+    for name, term in found.items():
+        if name != "M":
+            i, j = ("QKV".index(letter) for letter in name)
+            block = H[i][j].reshape(6, 6)
+            assert float(torch.linalg.matrix_norm(block, 2)) <= term * (1 + 1e-9)
+            assert term == pytest.approx(structured.block(*name), rel=1e-12)
+    whole = float(torch.linalg.matrix_norm(attention.hessian(X, WQ, WK, WV, Y).total.dense(), 2))
+    assert whole <= structured.total * (1 + 1e-9) <= found["M"] * (1 + 2e-9)
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (4, 3), (3, 6)])

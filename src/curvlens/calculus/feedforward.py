@@ -11,6 +11,7 @@ A ReLU has h_ij = 0 almost everywhere, and yet its blocks (W_up, W_down) and tho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -115,7 +116,7 @@ def hessian(
     }
     weights = {name: t.detach() for name, t in given.items() if t is not None}
     alike({"X": X, **weights})
-    _fit(X, weights)
+    fit(X, weights)
     names = _wanted(wrt, [*weights, "X"])
     x = X.detach().reshape(-1, *X.shape[-2:])
     shape = (*x.shape[:2], down.shape[1])
@@ -206,7 +207,8 @@ class _Layer:
         return Tokens(self.g, self.unit, slope, "d", "c", "ae")
 
 
-def _fit(x: Tensor, weights: dict[str, Tensor]) -> None:
+def fit(x: Tensor, weights: Mapping[str, Tensor]) -> None:
+    """Whether the shapes of tokens and weights go together."""
     up, down = weights["up"], weights["down"]
     if x.ndim < 2 or up.ndim != 2 or down.ndim != 2:
         raise CurvlensError(

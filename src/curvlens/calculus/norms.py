@@ -45,7 +45,7 @@ class Normed(NamedTuple):
 
 def normed(x: Tokens_, *, eps: float = 1e-5, kind: Kind = "layer") -> Normed:
     """n, s and 1 − ρ² of every token."""
-    _check(kind, eps)
+    check(kind, eps)
     c = centred(x, kind)
     variance = c.square().mean(-1, keepdim=True)
     if eps == 0 and not bool((variance > 0).all()):
@@ -264,7 +264,8 @@ def hessian(
     return RowwiseHessian({name: slots[name] for name in wanted}, functional, loss, f"of a {kind} norm")
 
 
-def _check(kind: str, eps: float) -> None:
+def check(kind: str, eps: float) -> None:
+    """Whether there is such a norm."""
     if kind not in ("layer", "rms"):
         raise CurvlensError(f"kind={kind!r}; there are 'layer' and 'rms'.")
     if not eps >= 0:

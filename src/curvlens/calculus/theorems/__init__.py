@@ -1,6 +1,6 @@
 """The papers' statements, literally: readable beside the print, for small sizes, corrected where the print is wrong.
 
-Functions are called by their number in the paper: lemma_1, theorem_2, theorem_3 and theorem_4 are of that on the full
+Functions are called by their number in the paper: lemma_1 and theorem_1 to theorem_4 are of that on the full
 block, all others of the one on self-attention. Those of an identity return its two sides; those of a derivative, a
 Jacobian or a dict of blocks. For any real size use the structured forms (`curvlens.calculus.attention`), which equal
 these.
@@ -34,7 +34,7 @@ from curvlens.calculus.theorems.self_attention import (
     theorem_3_1,
     theorem_3_2,
 )
-from curvlens.calculus.theorems.transformer import lemma_1, theorem_2, theorem_3, theorem_4
+from curvlens.calculus.theorems.transformer import lemma_1, theorem_1, theorem_2, theorem_3, theorem_4
 
 __all__ = [
     "equation_9",
@@ -60,6 +60,7 @@ __all__ = [
     "remark_c_1",
     "remark_d_1",
     "remark_e_1",
+    "theorem_1",
     "theorem_2",
     "theorem_3",
     "theorem_3_1",

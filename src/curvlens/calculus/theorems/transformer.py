@@ -1,4 +1,4 @@
-"""LayerNorm over a whole matrix of tokens and the block behind attention, in the Kronecker forms of the second paper.
+"""The spectral bound of attention, LayerNorm over a matrix of tokens and the block behind, as in the second paper.
 
 Row-vec throughout. X is (L, d), C = I − 11ᵀ/d, D = diag(1/s_i), N = D X C the normalised tokens. * is the Khatri–Rao
 product of rows: row i of I * N is e_i ⊗ n_i, and (I * N)ᵀ(I * N) is the block diagonal matrix of the n_i n_iᵀ.
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from curvlens.calculus.attention import forward
 from curvlens.calculus.norms import normed
 from curvlens.calculus.vec import identity, khatri_rao, kron
 
@@ -22,6 +23,44 @@ def _parts(X: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     found = normed(X, eps=eps)
     rows, d = X.shape
     return khatri_rao(identity(rows, X), found.n, rows=rows), 1 / found.s.squeeze(-1), identity(d, X) - 1 / d
+
+
+def theorem_1(
+    X: Tokens,
+    WQ: Float[Tensor, "d k"],
+    WK: Float[Tensor, "d k"],
+    WV: Float[Tensor, "d v"],
+    target: Float[Tensor, "l v"],
+) -> dict[str, float]:
+    """The spectral bound of one self-attention layer with the square loss: ‖H‖₂ ≤ M, and one term for each block.
+
+    M is 3 times the largest term, for a symmetric 3 × 3 matrix of numbers from 0 to m has a norm of at most 3 m.
+
+    The theorem is about the layer alone, with a term for every pair of Q, K and V; that much the copy says that was
+    read, in which the formula itself is lost. The terms and M are therefore derived here, from ‖D softmax‖ ≤ 1/2,
+    ‖D² softmax‖ ≤ √6/9 and ‖A‖₂ ≤ √L (`docs/math.md`, "Bounds"): they hold, and neither confirm nor correct the
+    constants of the print. `curvlens.calculus.bounds.attention` takes the norm of the matrix of the terms, which is
+    never larger than M; a whole block, with norms and skips, has `curvlens.calculus.bounds.block`.
+    """
+    L, d_V, d_K = X.shape[0], WV.shape[1], WQ.shape[1]
+    R = forward(X, WQ, WK, WV) - target
+    x, q, k, v, r = (float(torch.linalg.matrix_norm(t, 2)) for t in (X, WQ, WK, WV, R))
+    row, frobenius = float(R.norm(dim=1).max()), float(R.norm())
+    c, kappa = 2 / (L * d_V), 6**0.5 / 9
+    blocks = {
+        "QQ": c * (x**6 * k**2 * v**2 / (4 * d_K) + kappa * row * x**5 * k**2 * v / d_K),
+        "QK": c
+        * (
+            x**6 * q * k * v**2 / (4 * d_K)
+            + kappa * row * x**5 * q * k * v / d_K
+            + frobenius * x**3 * v / (2 * d_K**0.5)
+        ),
+        "KK": c * (x**6 * q**2 * v**2 / (4 * d_K) + kappa * row * x**5 * q**2 * v / d_K),
+        "VQ": c * (L**0.5 * x**4 * k * v + r * x**3 * k) / (2 * d_K**0.5),
+        "VK": c * (L**0.5 * x**4 * q * v + r * x**3 * q) / (2 * d_K**0.5),
+        "VV": c * L * x**2,
+    }
+    return {**blocks, "M": 3 * max(blocks.values())}
 
 
 def theorem_2(X: Tokens, scale: Float[Tensor, " d"] | None = None, *, eps: float = 1e-5) -> Square:

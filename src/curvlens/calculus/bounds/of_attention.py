@@ -1,54 +1,20 @@
-"""Upper bounds on the spectral norm of the Hessian of an attention layer: valid always, attained never.
-
-‖H‖₂ is at most the norm of a small matrix that has a bound for each block (`docs/math.md`, "Bounds"). A bound is a
-worst case: it says what curvature cannot exceed, and is no estimate of the largest eigenvalue. `tightness` of what is
-given back compares it with the true norm.
-"""
+"""A bound for one head of attention behind which there is the square loss, from norms alone or from its moments."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.layer import layer
+from curvlens.calculus.bounds.bound import Bound
 from curvlens.calculus.inputs import alike
 from curvlens.calculus.moments import contracted
-from curvlens.errors import CurvlensError
 
 SOFTMAX = 0.5
 """sup ‖D softmax‖₂."""
 SOFTMAX_SECOND = 6**0.5 / 9
 """sup ‖D² softmax‖, as a bilinear map."""
-
-ORDER = ("Q", "K", "V")
-
-
-@dataclass(frozen=True)
-class AttentionBound:
-    """Bounds on the norms of the blocks, in the order Q, K, V."""
-
-    outer: Float[Tensor, "3 3"]
-    functional: Float[Tensor, "3 3"]
-
-    @property
-    def total(self) -> float:
-        """A bound on ‖H‖₂: the norm of the matrix of the blocks' bounds."""
-        return float(torch.linalg.matrix_norm(self.outer + self.functional, 2))
-
-    def block(self, first: str, second: str) -> float:
-        """A bound on the norm of one block of H."""
-        for name in (first, second):
-            if name not in ORDER:
-                raise CurvlensError(f"There is no block {name!r}; there are Q, K and V.")
-        i, j = ORDER.index(first), ORDER.index(second)
-        return float(self.outer[i, j] + self.functional[i, j])
-
-    def tightness(self, norm: float) -> float:
-        """The true norm as a share of the bound, at most 1."""
-        return norm / self.total if self.total else 1.0
 
 
 def _norm(matrix: Tensor) -> Tensor:
@@ -64,7 +30,7 @@ def attention(
     target: Float[Tensor, "l v"],
     *,
     moments: bool = False,
-) -> AttentionBound:
+) -> Bound:
     """A bound for one head and one sample, square loss ‖F − Y‖²/(L d_V).
 
     From the spectral norms of tokens and weights and from the residual alone; with ``moments`` from the attention
@@ -98,4 +64,4 @@ def attention(
     vq, vk = covariance * x * k * size / root, covariance * x * q * size / root
     zero = torch.zeros_like(qq)
     functional = torch.stack([torch.stack(row) for row in ((qq, qk, vq), (qk, kk, vk), (vq, vk, zero))])
-    return AttentionBound(c * jacobian[:, None] * jacobian, c * functional)
+    return Bound(("Q", "K", "V"), c * jacobian[:, None] * jacobian, c * functional)

@@ -1,0 +1,14 @@
+"""Upper bounds on the spectral norm of the Hessian of a layer, and of a whole block: valid always, attained never.
+
+‖H‖₂ is at most the norm of a small matrix that has a bound for each block (`docs/math.md`, "Bounds"). A bound is a
+worst case: it says what curvature cannot exceed, and is no estimate of the largest eigenvalue. `tightness` of what is
+given back compares it with the true norm.
+"""
+
+from curvlens.calculus.bounds.bound import Bound
+from curvlens.calculus.bounds.of_attention import SOFTMAX, SOFTMAX_SECOND, attention
+from curvlens.calculus.bounds.of_block import block
+from curvlens.calculus.bounds.of_feedforward import feedforward
+from curvlens.calculus.bounds.of_norm import norm
+
+__all__ = ["SOFTMAX", "SOFTMAX_SECOND", "Bound", "attention", "block", "feedforward", "norm"]

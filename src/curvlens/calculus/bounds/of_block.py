@@ -1,0 +1,202 @@
+"""A bound for a whole Transformer block: attention, feed-forward layer, skips and norms.
+
+With t the bounds on ‖∂y/∂·‖, C_m those of layer m on the blocks of λ_m · D²f_m and T_m those on its tangents, ‖H‖₂ is
+at most the norm of ‖∇²ℓ‖ t tᵀ + Σ_m T_mᵀ C_m T_m (`docs/math.md`, "Bounds").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, cast
+
+from torch import Tensor
+
+from curvlens.calculus import norms
+from curvlens.calculus.attention.layer import Layer, layer
+from curvlens.calculus.behind import Outputs
+from curvlens.calculus.bounds import heads, of_feedforward, of_norm
+from curvlens.calculus.bounds.bound import Bound, selected
+from curvlens.calculus.bounds.sizes import Local, S, Sizes, one_sample, seen, sizes
+from curvlens.calculus.bounds.tape import Tape
+from curvlens.calculus.curvature import Curvature
+from curvlens.calculus.feedforward import fit, forward
+from curvlens.calculus.inputs import alike
+from curvlens.calculus.norms import Kind
+from curvlens.errors import CurvlensError
+
+Placement = Literal["pre", "post", "none"]
+INNER = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias")
+NORMS = ("norm1.scale", "norm1.shift", "norm2.scale", "norm2.shift")
+NAMES = (*NORMS[:2], "Q", "K", "V", "O", *NORMS[2:], *INNER)
+"""All weights a block may have, in order."""
+
+
+def block(
+    X: Tensor,
+    weights: Mapping[str, Tensor],
+    target: Tensor | None = None,
+    *,
+    norm: Placement = "pre",
+    kind: Kind = "layer",
+    eps: float = 1e-5,
+    activation: str = "gelu",
+    mask: str | Tensor | None = None,
+    temperature: float = 1.0,
+    grad: Tensor | float | None = None,
+    curvature: Curvature | tuple[Curvature, Curvature] | None = None,
+    wrt: str | None = None,
+    data: bool = False,
+) -> Bound:
+    """A bound for one sample behind a Transformer block, for every weight of it and all together.
+
+    Args:
+        X: Tokens (L, d).
+        weights: By name, inputs first. Q, K and V are (d, d_K), (d, d_K) and (d, d_V), or have a leading axis of heads,
+            and so has O, (d_V, d), if there is one; up (d, m) and down (m, d); if there are any, gate (d, m), up_bias,
+            gate_bias, down_bias, norm1.scale, norm1.shift, norm2.scale and norm2.shift. What is not there is no
+            variable: a norm without a scale has ones.
+        target: Y (L, d), for the square loss ‖y − Y‖²/(L d).
+        norm: "pre" for y = u + mlp(norm2(u)), u = X + attn(norm1(X)); "post" for y = norm2(u + mlp(u)), u = norm1(X +
+            attn(X)); "none" for skips alone.
+        kind: "layer" or "rms".
+        eps: ε of both norms.
+        activation: As in `curvlens.calculus.feedforward.hessian`.
+        mask: As in `curvlens.calculus.attention.hessian`.
+        temperature: As there.
+        grad: For any other loss, ∂ℓ/∂y, (L, d), or (a-priori) a bound on its norm alone.
+        curvature: And its second derivative at every token; a number c also stands for a bound on it.
+        wrt: Words of what to differentiate by, of the names of the weights and X; None for all weights.
+        data: Take states, gradients and attention moments as they are at every layer; else norms of tokens and weights,
+            and ε, alone (and the residual, if a target is given).
+
+    >>> X, W = torch.eye(3, 2), torch.eye(2)
+    >>> weights = {"Q": W, "K": W, "V": W, "up": W, "down": W}
+    >>> prior, data = (block(X, weights, torch.zeros(3, 2), data=known) for known in (False, True))
+    >>> prior.names, prior.total > data.total > 0
+    (('Q', 'K', 'V', 'up', 'down'), True)
+    """
+    of = _Block(X, weights, norm, kind, eps, activation, mask, temperature)
+    outputs = Outputs(lambda: of.output()[None].to(X.dtype), (1, *X.shape), (), X)
+    loss = seen(outputs, target, grad, curvature, data=data)
+    names = (*of.names, "X")
+    if data:
+        t, functional = of.known(names, cast(Tensor, loss.gradient))
+    else:
+        t, functional = of.prior(names, cast(Sizes, loss.gradient))
+    square = t[:, None] * t
+    return selected(names, wrt, loss.outer * square, loss.rest * square + functional)
+
+
+class _Block:
+    """A block, checked."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        weights: Mapping[str, Tensor],
+        norm: str,
+        kind: Kind,
+        eps: float,
+        activation: str,
+        mask: str | Tensor | None,
+        temperature: float,
+    ) -> None:
+        if norm not in ("pre", "post", "none"):
+            raise CurvlensError(f"norm={norm!r}; there are 'pre', 'post' and 'none'.")
+        self.norm, self.kind, self.eps, self.activation = norm, kind, eps, activation
+        self.mask, self.temperature = mask, temperature
+        known = [name for name in NAMES if norm != "none" or name not in NORMS]
+        strange = [name for name in weights if name not in known]
+        missing = [name for name in ("Q", "K", "V", "up", "down") if name not in weights]
+        if strange or missing:
+            what = f"does not know {', '.join(map(repr, strange))}" if strange else f"needs {', '.join(missing)}"
+            raise CurvlensError(f"A block with norm={norm!r} {what}; its weights are {', '.join(known)}.")
+        self.names = tuple(name for name in NAMES if name in weights)
+        alike({"X": x, **{name: weights[name] for name in self.names}})
+        one_sample(x)
+        d = x.shape[1]
+        fit(x, {name: weights[name] for name in INNER if name in weights})
+        of_norm.vectors(d, {name: weights[name] for name in NORMS if name in weights})
+        norms.check(kind, eps)
+        self.x = x.detach().double()
+        self.w = {name: weights[name].detach().double() for name in self.names}
+        for name, width in (("attention", self.attention(self.x).d_out), ("down", self.w["down"].shape[1])):
+            if width != d:
+                raise CurvlensError(f"{name} puts out {width} features and X has {d}: a skip adds the two.")
+
+    def attention(self, tokens: Tensor) -> Layer:
+        """The attention layer at tokens (L, d)."""
+        value = (self.w["V"], self.w["O"]) if "O" in self.w else self.w["V"]
+        q, k, mask, t = self.w["Q"], self.w["K"], self.mask, self.temperature
+        return layer(tokens, q, k, value, mask=mask, temperature=t, kind="softmax", context=None)
+
+    def _inner(self) -> dict[str, Tensor]:
+        return {name: self.w[name] for name in INNER if name in self.w}
+
+    def _vectors(self, which: str) -> tuple[Tensor | None, Tensor | None]:
+        return self.w.get(f"{which}.scale"), self.w.get(f"{which}.shift")
+
+    def output(self) -> Tensor:
+        """What the block puts out, and no more."""
+
+        def normed(tokens: Tensor, which: str) -> Tensor:
+            return norms.forward(tokens, *self._vectors(which), eps=self.eps, kind=self.kind)
+
+        def attend(tokens: Tensor) -> Tensor:
+            return self.attention(tokens).output[0]
+
+        def think(tokens: Tensor) -> Tensor:
+            return forward(tokens, **self._inner(), activation=self.activation)
+
+        x = self.x
+        for which, inside in (("norm1", attend), ("norm2", think)):
+            if self.norm == "pre":
+                x = x + inside(normed(x, which))
+            else:
+                x = x + inside(x)
+                x = normed(x, which) if self.norm == "post" else x
+        return x
+
+    def known(self, names: tuple[str, ...], gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """t of the output and the functional part, from the data."""
+        return self._run(
+            names,
+            gradient,
+            self.x,
+            lambda x, which: of_norm.known(x, *self._vectors(which), self.eps, self.kind),
+            lambda x: heads.known(self.attention(x)),
+            lambda x: of_feedforward.known(x, self._inner(), self.activation),
+        )
+
+    def prior(self, names: tuple[str, ...], gradient: Sizes) -> tuple[Tensor, Tensor]:
+        """Both from sizes."""
+        (length, d), of = self.x.shape, self.attention(self.x)
+        return self._run(
+            names,
+            gradient,
+            sizes(self.x, of_norm.spread(self.x, self.kind)),
+            lambda x, which: of_norm.prior(x, length, d, *self._vectors(which), self.eps, self.kind),
+            lambda x: heads.prior(x, length, of),
+            lambda x: of_feedforward.prior(x, length, self._inner(), self.activation),
+        )
+
+    def _run(
+        self,
+        names: tuple[str, ...],
+        gradient: S,
+        tokens: S,
+        norm: Callable[[S, str], Local[S]],
+        attend: Callable[[S], Local[S]],
+        think: Callable[[S], Local[S]],
+    ) -> tuple[Tensor, Tensor]:
+        tape: Tape[S] = Tape(names)
+        x = tape.start(tokens)
+        for which, inside in (("norm1", attend), ("norm2", think)):
+            if self.norm == "pre":
+                normed = tape.through(x, norm(x.value, which), f"{which}.")
+                x = tape.plus(x, tape.through(normed, inside(normed.value)))
+            else:
+                x = tape.plus(x, tape.through(x, inside(x.value)))
+                if self.norm == "post":
+                    x = tape.through(x, norm(x.value, which), f"{which}.")
+        return x.t, tape.bent(x, gradient)

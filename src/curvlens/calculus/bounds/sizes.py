@@ -1,0 +1,133 @@
+"""Sizes of matrices of tokens, what a layer does to them at most, and the loss behind it as bounds see it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus.behind import Outputs, behind
+from curvlens.calculus.curvature import Curvature, Root
+from curvlens.errors import CurvlensError
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Upper bounds on norms of a matrix whose rows are tokens."""
+
+    total: float
+    """‖·‖_F."""
+    spectral: float
+    """‖·‖₂."""
+    row: float
+    """The longest row."""
+    column: float
+    """The longest column."""
+    spread: float = 0.0
+    """A lower bound: the shortest row, centred if LayerNorm follows."""
+
+    @classmethod
+    def at_most(cls, total: float, row: float | None = None, *, spread: float = 0.0) -> Sizes:
+        """What ‖·‖_F, and the longest row if it is known, say of the others."""
+        return cls(total, total, total if row is None else min(row, total), total, spread)
+
+    def __add__(self, other: Sizes) -> Sizes:
+        """Of a sum of matrices."""
+        return Sizes(
+            self.total + other.total,
+            self.spectral + other.spectral,
+            self.row + other.row,
+            self.column + other.column,
+            max(self.spread - other.row, other.spread - self.row, 0.0),
+        )
+
+
+def sizes(tokens: Tensor, spread: float = 0.0) -> Sizes:
+    """The sizes of a matrix that is known."""
+    return Sizes(
+        float(tokens.norm()),
+        spectral(tokens),
+        float(tokens.norm(dim=1).max()),
+        float(tokens.norm(dim=0).max()),
+        spread,
+    )
+
+
+def spectral(matrices: Tensor) -> float:
+    """The largest ‖·‖₂ of one matrix or several."""
+    return float(torch.linalg.matrix_norm(matrices, 2).max())
+
+
+S = TypeVar("S", Sizes, Tensor)
+"""A matrix by its sizes (a-priori), or itself (from the data)."""
+
+Pairs = Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True)
+class Local(Generic[S]):
+    """A layer y = f(X, weights) at a point; X is its input."""
+
+    output: S
+    first: Mapping[str, float]
+    """‖∂y/∂·‖₂ at most, by X and by every weight."""
+    bend: Callable[[S], Pairs]
+    """For a gradient λ at y, the norms of the blocks of Σ_b λ_b ∂²y_b at most; what is not there is 0."""
+    back: Callable[[S], S]
+    """λ at y to λ at X."""
+    tokens: Tensor | None = None
+    """∂y/∂X at [n, a, b] = ∂y_nb/∂x_na, where it is known and no two tokens meet."""
+
+
+def matrix(names: Sequence[str], pairs: Pairs) -> Tensor:
+    """The symmetric matrix of the bounds of blocks; what has no name here is no variable."""
+    found = torch.zeros(len(names), len(names), dtype=torch.float64)
+    at = {name: i for i, name in enumerate(names)}
+    for (first, second), value in pairs.items():
+        if first in at and second in at:
+            found[at[first], at[second]] = found[at[second], at[first]] = value
+    return found
+
+
+class Seen(NamedTuple):
+    """A loss: its gradient at the outputs, and the norms of the two parts of its curvature."""
+
+    gradient: Tensor | Sizes
+    outer: float
+    rest: float
+
+
+def seen(of: Outputs, target: Any, grad: Any, curvature: Any, *, data: bool) -> Seen:
+    """The square loss with a target, or any loss by its gradient, or the size of it, and its curvature."""
+    if isinstance(grad, (int, float)) and not isinstance(grad, bool):
+        if data or target is not None:
+            raise CurvlensError(
+                f"grad={grad} is the size of a gradient, which is enough a-priori and without target= only; "
+                "with data=True give the gradient itself, a tensor of the shape of the output."
+            )
+        if not (math.isfinite(grad) and grad >= 0 and isinstance(curvature, (int, float))):
+            raise CurvlensError(
+                f"grad={grad} with curvature={curvature!r}; expected ‖∂ℓ/∂y‖ and a bound on ‖∂²ℓ/∂y²‖, two numbers of "
+                "which the first is not negative."
+            )
+        return Seen(Sizes.at_most(float(grad)), abs(float(curvature)), 0.0)
+    loss = behind(of, target, grad, curvature, "mean")
+    gradient = loss.gradient[0].double()
+    return Seen(gradient if data else sizes(gradient), _norm(loss.outer), _norm(loss.rest))
+
+
+def _norm(curvature: Curvature) -> float:
+    if isinstance(curvature, Root):
+        return spectral(curvature.R) ** 2
+    return spectral(curvature) if isinstance(curvature, Tensor) else abs(curvature)
+
+
+def one_sample(x: Tensor) -> None:
+    """Bounds are for one sample: tokens (L, d)."""
+    if x.ndim != 2:
+        hint = " Of several samples, average the bounds." if x.ndim > 2 else ""
+        raise CurvlensError(f"X has shape {tuple(x.shape)}, expected (tokens, features), one sample.{hint}")
