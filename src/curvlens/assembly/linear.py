@@ -1,0 +1,109 @@
+"""Primitives that are linear in all they are given together: they carry derivatives on, and have no curvature."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from curvlens.assembly.primitives import Primitive
+
+
+class Linear(Primitive):
+    """Jointly linear: λ·D²f = 0."""
+
+    curved = False
+
+
+class Add(Linear):
+    """x + y, two states: a residual sum."""
+
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        self.value = first + second
+
+    def push(self, slot: int, tangent: Tensor) -> Tensor:
+        """t."""
+        return tangent
+
+    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+        """c."""
+        return cotangent
+
+
+class Shift(Linear):
+    """x + b with one bias for all tokens."""
+
+    def __init__(self, x: Tensor, bias: Tensor) -> None:
+        self.value = x + bias
+
+    def push(self, slot: int, tangent: Tensor) -> Tensor:
+        """t, the same at every token for the bias."""
+        return tangent if slot == 0 else tangent.expand(*self.value.shape, tangent.shape[-1])
+
+    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+        """c, summed over the tokens for the bias."""
+        if slot == 0:
+            return cotangent
+        return cotangent.sum((0, 1)) if summed else cotangent.sum(1)
+
+
+class Heads(Linear):
+    """(B, T, d) as (B, T, heads, d/heads), or back with heads = 0: the numbers stay in their order."""
+
+    def __init__(self, x: Tensor, heads: int) -> None:
+        self._before = x.shape
+        self.value = x.reshape(*x.shape[:-1], heads, -1) if heads else x.flatten(-2)
+
+    def push(self, slot: int, tangent: Tensor) -> Tensor:
+        """t."""
+        return tangent.reshape(*self.value.shape, tangent.shape[-1])
+
+    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+        """c."""
+        return cotangent.reshape(*self._before, cotangent.shape[-1])
+
+
+class Keep(Linear):
+    """The scores where they are allowed, zero elsewhere: the mask of linear attention."""
+
+    def __init__(self, scores: Tensor, allowed: Tensor) -> None:
+        self._allowed = allowed
+        self.value = scores * allowed
+
+    def push(self, slot: int, tangent: Tensor) -> Tensor:
+        """t where it is allowed."""
+        return tangent * self._allowed[..., None]
+
+    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+        """c where it is allowed."""
+        return cotangent * self._allowed[..., None]
+
+
+class Lookup(Linear):
+    """The rows of a table that the tokens (B, T) name, plus the first T rows of a table of positions."""
+
+    def __init__(self, table: Tensor, positions: Tensor | None = None, *, tokens: Tensor) -> None:
+        self._tokens, self._sizes = tokens, [len(table), 0 if positions is None else len(positions)]
+        self.value = table[tokens]
+        if positions is not None:
+            self.value = self.value + positions[: tokens.shape[1]]
+
+    def push(self, slot: int, tangent: Tensor) -> Tensor:
+        """The same rows of the tangent."""
+        if slot == 0:
+            return tangent[self._tokens]
+        return tangent[: self._tokens.shape[1]].expand(len(self._tokens), -1, -1, -1)
+
+    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+        """Every row gets the sum of c over the tokens that name it."""
+        samples, length, *rest = cotangent.shape
+        if slot == 1:
+            out = cotangent.new_zeros(samples, self._sizes[1], *rest)
+            out[:, :length] = cotangent
+            return out.sum(0) if summed else out
+        if summed:
+            out = cotangent.new_zeros(self._sizes[0], *rest)
+            return out.index_add_(0, self._tokens.flatten(), cotangent.flatten(0, 1))
+        first = torch.arange(samples, device=cotangent.device)[:, None] * self._sizes[0]
+        out = cotangent.new_zeros(samples * self._sizes[0], *rest)
+        out.index_add_(0, (self._tokens + first).flatten(), cotangent.flatten(0, 1))
+        return out.view(samples, self._sizes[0], *rest)

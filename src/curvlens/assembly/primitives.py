@@ -1,0 +1,170 @@
+"""What a network is made of: a primitive at a point, with its value and its first two derivatives in closed form.
+
+A primitive z = f(x_1, …) has slots for its inputs, states (a batch axis in front) and parameters (none). Directions run
+along one more axis at the end: a tangent or cotangent of a state is (B, *shape, k), of a parameter (*shape, k). With
+J_i the Jacobian of slot i,
+
+    push(i, t)     J_i t
+    pull(i, c)     J_iᵀ c, for a parameter summed over the samples, or for each of them
+    bend(λ, t)     the gradient with respect to every slot of ⟨λ, Σ_i J_i t_i⟩, for fixed t: D²f contracted with λ and t
+    curvature(λ)   the blocks of λ·D²f themselves, for the pairs of slots where they are not zero
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus import activations, softmax
+from curvlens.calculus.vec import identity
+
+Tangents = Sequence[Tensor | None]
+"""A tangent for every slot; None is zero."""
+Block = tuple[int, int, Tensor]
+"""Two slots i, j and λ·∂²f/∂x_i∂x_j, (B, size of x_i, size of x_j)."""
+
+
+class Primitive:
+    """A primitive at a point. One that is jointly linear in its inputs bends nothing."""
+
+    value: Tensor
+    curved = True
+
+    def push(self, slot: int, tangent: Tensor) -> Tensor:
+        """J_i t, (B, *shape, k)."""
+        raise NotImplementedError
+
+    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+        """J_iᵀ c: (B, *shape, k), and (*shape, k) for a parameter where it is ``summed`` over the samples."""
+        raise NotImplementedError
+
+    def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
+        """∂⟨λ, Σ_i J_i t_i⟩/∂x_j for every slot j, with directions as in `pull`; None is zero."""
+        return [None] * len(tangents)
+
+    def curvature(self, adjoint: Tensor) -> list[Block]:
+        """The blocks of λ·D²f, one of (i, j) and (j, i)."""
+        return []
+
+
+class Bilinear(Primitive):
+    """A product of two inputs, said by letters as einsum says it: products with weights, scores, mixing, gates.
+
+    ``Bilinear("bti,io->bto", x, W)`` is x W. The letter b is the sample; what has no b is a parameter.
+    λ·∂²f/∂x∂y = λ δ, with a δ for every letter that x and y share.
+    """
+
+    def __init__(self, letters: str, first: Tensor, second: Tensor, scale: float = 1.0) -> None:
+        inputs, self.out = letters.split("->")
+        self.letters = inputs.split(",")
+        self.inputs = (first, second)
+        self.scale = scale
+        self.value = self.scale * torch.einsum(letters, first, second)
+
+    def push(self, slot: int, tangent: Tensor) -> Tensor:
+        """The product with the other input as it is."""
+        mine, others = self.letters[slot], self.letters[1 - slot]
+        return self.scale * torch.einsum(f"{mine}y,{others}->{self.out}y", tangent, self.inputs[1 - slot])
+
+    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+        """The same product with the letters of the output in the place of those of the input."""
+        mine = self.letters[slot]
+        into = mine if summed or "b" in mine else f"b{mine}"
+        others = self.letters[1 - slot]
+        return self.scale * torch.einsum(f"{self.out}y,{others}->{into}y", cotangent, self.inputs[1 - slot])
+
+    def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
+        """λ pulled back to either input through the tangent of the other."""
+        result: list[Tensor | None] = [None, None]
+        for slot in (0, 1):
+            tangent = tangents[1 - slot]
+            if tangent is not None:
+                mine, others = self.letters[slot], self.letters[1 - slot]
+                result[slot] = self.scale * torch.einsum(f"{self.out},{others}y->{mine}y", adjoint, tangent)
+        return result
+
+    def curvature(self, adjoint: Tensor) -> list[Block]:
+        """λ with a δ for every shared letter."""
+        first, second = (letters.replace("b", "") for letters in self.letters)
+        shared = [letter for letter in first if letter in second]
+        sizes = dict(zip(self.letters[0], self.inputs[0].shape, strict=True))
+        turned = second
+        for letter in shared:
+            turned = turned.replace(letter, letter.upper())
+        deltas = [identity(sizes[letter], adjoint) for letter in shared]
+        terms = ",".join([self.out, *(letter + letter.upper() for letter in shared)])
+        block = self.scale * torch.einsum(f"{terms}->b{first}{turned}", adjoint, *deltas)
+        rows = self.inputs[0][0].numel() if "b" in self.letters[0] else self.inputs[0].numel()
+        return [(0, 1, block.reshape(len(block), rows, -1))]
+
+
+class Softmax(Primitive):
+    """a = softmax of every row where ``allowed``; λ·D²a = diag w − a wᵀ − w aᵀ, w = a∘(λ − ⟨a, λ⟩)."""
+
+    def __init__(self, scores: Tensor, allowed: Tensor | None = None) -> None:
+        self.value = softmax.softmax(scores, allowed)
+        self._top = self.value.argmax(-1, keepdim=True)[..., None]
+
+    def _from_mean(self, t: Tensor) -> Tensor:
+        """t − ⟨a, t⟩, from t less its value where a is largest: nothing cancels in a row that is nearly one-hot."""
+        t = t - t.gather(-2, self._top.expand(*self._top.shape[:-1], t.shape[-1]))
+        return t - (self.value[..., None] * t).sum(-2, keepdim=True)
+
+    def push(self, slot: int, tangent: Tensor) -> Tensor:
+        """(diag a − a aᵀ) t."""
+        return self.value[..., None] * self._from_mean(tangent)
+
+    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+        """The same: the Jacobian is symmetric."""
+        return self.push(slot, cotangent)
+
+    def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
+        """w∘t̂ − a ⟨w, t̂⟩ with t̂ = t − ⟨a, t⟩."""
+        (tangent,) = tangents
+        if tangent is None:
+            return [None]
+        bent = softmax.gradient_rows(self.value, adjoint)[..., None] * self._from_mean(tangent)
+        return [bent - self.value[..., None] * bent.sum(-2, keepdim=True)]
+
+    def curvature(self, adjoint: Tensor) -> list[Block]:
+        """diag w − a wᵀ − w aᵀ for every row, zero between two rows."""
+        a = self.value.flatten(1, -2)
+        w = softmax.gradient_rows(a, adjoint.flatten(1, -2))
+        cross = a[..., :, None] * w[..., None, :]
+        return [(0, 0, by_rows(w.diag_embed() - cross - cross.mT))]
+
+
+class Activation(Primitive):
+    """φ of every entry; λ·D²φ = diag(λ∘φ'')."""
+
+    def __init__(self, z: Tensor, kind: str) -> None:
+        self._phi = activations.activation(kind)
+        self.z, self.value = z, self._phi.value(z)
+        self._slope = self._phi.first(z)
+
+    def push(self, slot: int, tangent: Tensor) -> Tensor:
+        """φ'∘t."""
+        return self._slope[..., None] * tangent
+
+    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+        """φ'∘c."""
+        return self._slope[..., None] * cotangent
+
+    def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
+        """λ∘φ''∘t."""
+        (tangent,) = tangents
+        return [None if tangent is None else (adjoint * self._phi.second(self.z))[..., None] * tangent]
+
+    def curvature(self, adjoint: Tensor) -> list[Block]:
+        """diag(λ∘φ'')."""
+        return [(0, 0, (adjoint * self._phi.second(self.z)).flatten(1).diag_embed())]
+
+
+def by_rows(blocks: Tensor) -> Tensor:
+    """Blocks (B, R, n, m) of R rows as one matrix (B, R n, R m), zero between two rows."""
+    samples, rows, n, m = blocks.shape
+    out = blocks.new_zeros(samples, rows, n, rows, m)
+    out.diagonal(dim1=1, dim2=3).copy_(blocks.movedim(1, -1))
+    return out.view(samples, rows * n, rows * m)
