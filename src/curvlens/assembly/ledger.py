@@ -60,14 +60,17 @@ class Ledger:
         self._empty.discard(key)
 
     def form(self, title: str) -> Form:
-        """The matrix as a form, its lower half filled in."""
+        """The matrix as a form, its lower half filled in; blocks on the diagonal are symmetric to the last digit."""
         for first, second in self._empty:
             self.block(first, second).zero_()
         self._empty.clear()
         names = list(self.shapes)
         for i, first in enumerate(names):
+            here = self._slices[first]
+            own = self.matrix[here, here]
+            own.copy_((own + own.T).div_(2))
             for second in names[i + 1 :]:
-                here, there = self._slices[first], self._slices[second]
+                there = self._slices[second]
                 self.matrix[there, here] = self.matrix[here, there].T
         return Assembled(self, title)
 
