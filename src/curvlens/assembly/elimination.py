@@ -39,6 +39,8 @@ class Elimination:
         self._trace, self._adjoints, self._ledger = trace, adjoints, ledger
         self._pairs: dict[tuple[int, int], Tensor] = {}
         """Blocks of two states (B, ·, ·), the later state first."""
+        self._ours: set[tuple[int, int]] = set()
+        """Those of them that share no memory with others, and may be added to in place."""
         self._panels: dict[int, list[tuple[int, Tensor]]] = {}
         """Blocks of a state with uses of parameters: parts of a panel (B, ·, width), each with its first column."""
         self._uses: list[Use] = []
@@ -65,6 +67,7 @@ class Elimination:
 
     def _eliminate(self, node: Node, primitive: Primitive, curved: bool) -> None:
         z = node.output
+        self._ours = {key for key in self._ours if key[0] != z}
         own = self._pairs.pop((z, z), None)
         others = {y: self._pairs.pop((z, y)) for y in sorted(self._needed) if (z, y) in self._pairs}
         panel = self._panel(z)
@@ -104,9 +107,16 @@ class Elimination:
         width = self._uses[-1].stop
         if len(parts) == 1 and parts[0][1].shape[-1] == width:
             return parts[0][1]
-        panel = parts[0][1].new_zeros(*parts[0][1].shape[:2], width)
-        for start, part in parts:
-            panel[..., start : start + part.shape[-1]] += part
+        panel = parts[0][1].new_empty(*parts[0][1].shape[:2], width)
+        filled = 0
+        for start, part in sorted(parts, key=lambda item: item[0]):
+            stop = start + part.shape[-1]
+            panel[..., filled:start].zero_()
+            fresh = max(start, min(filled, stop))
+            panel[..., start:fresh] += part[..., : fresh - start]
+            panel[..., fresh:stop] = part[..., fresh - start :]
+            filled = max(filled, stop)
+        panel[..., filled:].zero_()
         return panel
 
     def _pull_panel(self, primitive: Primitive, slot: int, ref: int | Use, panel: Tensor, uses: list[Use]) -> None:
@@ -134,8 +144,14 @@ class Elimination:
                 block = block + block.mT
             elif first < second:
                 first, second, block = second, first, block.mT
-            known = self._pairs.get((first, second))
-            self._pairs[first, second] = block if known is None else known + block
+            key = (first, second)
+            if key not in self._pairs:
+                self._pairs[key] = block
+            elif key in self._ours:
+                self._pairs[key].add_(block)
+            else:
+                self._pairs[key] = self._pairs[key] + block
+                self._ours.add(key)
 
     def _keep_input(self) -> None:
         """The blocks of X, which is as many variables as all samples have."""

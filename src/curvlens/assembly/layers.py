@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvlens.assembly.graph import Graph, View
-from curvlens.assembly.linear import Add, Heads, Keep, Shift
+from curvlens.assembly.linear import Add, Keep, Merge, Shift, Split
 from curvlens.assembly.norm import Norm
 from curvlens.assembly.primitives import Activation, Bilinear, Primitive, Softmax
 from curvlens.calculus.norms import Kind
@@ -64,15 +64,15 @@ class Attention:
 
     def on(self, graph: Graph, x: int) -> int:
         """The state it makes of a state."""
-        split = partial(Heads, heads=self.heads)
+        split = partial(Split, heads=self.heads)
         q, k, v = (graph.add(p.name, split, p.on(graph, x)) for p in (self.q, self.k, self.v))
-        scores = graph.add(f"{self.name}.scores", partial(Bilinear, "bthe,bshe->bhts", scale=self.scale), q, k)
+        scores = graph.add(f"{self.name}.scores", partial(Bilinear, "bhte,bhse->bhts", scale=self.scale), q, k)
         if not self.linear:
             scores = graph.add(f"{self.name}.softmax", partial(_attend, mask=self.mask), scores)
         elif self.mask is not None:
             scores = graph.add(f"{self.name}.mask", partial(_keep, mask=self.mask), scores)
-        mixed = graph.add(f"{self.name}.mix", partial(Bilinear, "bhts,bshe->bthe"), scores, v)
-        merged = graph.add(f"{self.name}.mix", partial(Heads, heads=0), mixed)
+        mixed = graph.add(f"{self.name}.mix", partial(Bilinear, "bhts,bhse->bhte"), scores, v)
+        merged = graph.add(f"{self.name}.mix", Merge, mixed)
         return merged if self.o is None else self.o.on(graph, merged)
 
 

@@ -46,20 +46,45 @@ class Shift(Linear):
         return cotangent.sum((0, 1)) if summed else cotangent.sum(1)
 
 
-class Heads(Linear):
-    """(B, T, d) as (B, T, heads, d/heads), or back with heads = 0: the numbers stay in their order."""
+class Split(Linear):
+    """(B, T, d) as (B, heads, T, d/heads)."""
 
     def __init__(self, x: Tensor, heads: int) -> None:
-        self._before = x.shape
-        self.value = x.reshape(*x.shape[:-1], heads, -1) if heads else x.flatten(-2)
+        self._heads = heads
+        self.value = _split(x[..., None], heads)[..., 0]
 
     def push(self, slot: int, tangent: Tensor) -> Tensor:
-        """t."""
-        return tangent.reshape(*self.value.shape, tangent.shape[-1])
+        """t, in the order of the heads."""
+        return _split(tangent, self._heads)
 
     def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
-        """c."""
-        return cotangent.reshape(*self._before, cotangent.shape[-1])
+        """c, in the order of the tokens."""
+        return _merge(cotangent)
+
+
+class Merge(Linear):
+    """(B, heads, T, e) as (B, T, heads·e)."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._heads = x.shape[1]
+        self.value = _merge(x[..., None])[..., 0]
+
+    def push(self, slot: int, tangent: Tensor) -> Tensor:
+        """t, in the order of the tokens."""
+        return _merge(tangent)
+
+    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+        """c, in the order of the heads."""
+        return _split(cotangent, self._heads)
+
+
+def _split(t: Tensor, heads: int) -> Tensor:
+    samples, length, width, directions = t.shape
+    return t.reshape(samples, length, heads, width // heads, directions).transpose(1, 2)
+
+
+def _merge(t: Tensor) -> Tensor:
+    return t.transpose(1, 2).flatten(2, 3)
 
 
 class Keep(Linear):

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from curvlens.assembly.contraction import contract
 from curvlens.calculus import activations, softmax
 from curvlens.calculus.vec import identity
 
@@ -65,15 +66,17 @@ class Bilinear(Primitive):
 
     def push(self, slot: int, tangent: Tensor) -> Tensor:
         """The product with the other input as it is."""
-        mine, others = self.letters[slot], self.letters[1 - slot]
-        return self.scale * torch.einsum(f"{mine}y,{others}->{self.out}y", tangent, self.inputs[1 - slot])
+        return self._with_other(slot, tangent, self.letters[slot], self.out)
 
     def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
         """The same product with the letters of the output in the place of those of the input."""
         mine = self.letters[slot]
         into = mine if summed or "b" in mine else f"b{mine}"
-        others = self.letters[1 - slot]
-        return self.scale * torch.einsum(f"{self.out}y,{others}->{into}y", cotangent, self.inputs[1 - slot])
+        return self._with_other(slot, cotangent, self.out, into)
+
+    def _with_other(self, slot: int, t: Tensor, source: str, into: str) -> Tensor:
+        made = contract(f"{source}y,{self.letters[1 - slot]}->{into}y", t, self.inputs[1 - slot])
+        return made if self.scale == 1 else self.scale * made
 
     def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
         """λ pulled back to either input through the tangent of the other."""
@@ -82,7 +85,7 @@ class Bilinear(Primitive):
             tangent = tangents[1 - slot]
             if tangent is not None:
                 mine, others = self.letters[slot], self.letters[1 - slot]
-                result[slot] = self.scale * torch.einsum(f"{self.out},{others}y->{mine}y", adjoint, tangent)
+                result[slot] = self.scale * contract(f"{others}y,{self.out}->{mine}y", tangent, adjoint)
         return result
 
     def curvature(self, adjoint: Tensor) -> list[Block]:
