@@ -11,8 +11,8 @@ from torch import Tensor
 def contract(letters: str, many: Tensor, small: Tensor) -> Tensor:
     """``torch.einsum(letters, many, small)``; the last letter of ``many`` are directions, which ``small`` has not.
 
-    Where the letters that are summed over are neighbours in ``many``, and none that both keep comes behind them, it is one
-    product of matrices with ``many`` as it lies in memory: Σ_k small[f, k] many[p, k, rest]. Else einsum permutes it.
+    Where the letters that are summed over are neighbours in ``many``, and none that both keep comes behind them, it is
+    one product of matrices with ``many`` as it lies in memory: Σ_k small[f, k] many[p, k, rest]. Else einsum permutes.
     """
     inputs, out = letters.split("->")
     of_many, of_small = inputs.split(",")

@@ -42,7 +42,7 @@ def read(module: nn.Module, *, mask: Mask = None) -> Network:
 
     >>> layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
     >>> read(layer)
-    Network of 28 primitives with 146 parameters in 12 tensors
+    Network of 24 primitives with 154 parameters in 12 tensors
     """
     kind, home = type(module).__name__, type(module).__module__
     for name, where, reader in READERS:
