@@ -77,6 +77,9 @@ def test_inputs() -> None:
     ):
         with pytest.raises(CurvlensError, match=message):
             network.forward(given)  # type: ignore[arg-type]
+    masked = assembly.block(CASE.weights, heads=2, mask=torch.ones(4, 4, dtype=torch.bool))
+    with pytest.raises(CurvlensError, match=r"The mask has shape \(4, 4\), expected \(3, 3\) or \(2, 3, 3\)"):
+        masked.forward(X)
     for tokens, message in ((torch.tensor([5]), "tokens from 5 to 5"), (torch.zeros(4).long(), "4 tokens given")):
         with pytest.raises(CurvlensError, match=message):
             embedded.forward(tokens)

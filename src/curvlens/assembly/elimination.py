@@ -7,7 +7,8 @@ by its inputs: for every other variable y and every two inputs a, b
     G[a, y] += J_aᵀ G[z, y],        G[a, b] += J_aᵀ G[z, z] J_b,
 
 and z is forgotten. What is left in the end are parameters: the Hessian. A sample has its own states and shares the
-parameters: blocks with a state are (B, ·, ·), blocks of two parameters are summed over the samples.
+parameters: blocks with a state are (B, ·, ·), blocks of two parameters are summed over the samples. Behind the last
+attention tokens do not meet either: there a block of two states is (B, T, ·, ·), one for each token.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from curvlens.assembly.graph import Node, Trace, View
 from curvlens.assembly.ledger import INPUT, Ledger
-from curvlens.assembly.primitives import Primitive
+from curvlens.assembly.pairs import Pairs
+from curvlens.assembly.primitives import Primitive, by_rows
 
 
 class Use(NamedTuple):
@@ -37,10 +39,7 @@ class Elimination:
     def __init__(self, trace: Trace, adjoints: dict[int, Tensor], ledger: Ledger) -> None:
         """Only what depends on the parameters of the ledger is followed."""
         self._trace, self._adjoints, self._ledger = trace, adjoints, ledger
-        self._pairs: dict[tuple[int, int], Tensor] = {}
-        """Blocks of two states (B, ·, ·), the later state first."""
-        self._ours: set[tuple[int, int]] = set()
-        """Those of them that share no memory with others, and may be added to in place."""
+        self._pairs = Pairs()
         self._panels: dict[int, list[tuple[int, Tensor]]] = {}
         """Blocks of a state with uses of parameters: parts of a panel (B, ·, width), each with its first column."""
         self._uses: list[Use] = []
@@ -57,7 +56,7 @@ class Elimination:
         """Eliminate all states, with Λ (or None) and the functional sources of the nodes at these positions."""
         last = self._trace.graph.output
         if curvature is not None and last in self._needed:
-            self._pairs[last, last] = curvature
+            self._pairs.add(last, last, curvature)
         for position in reversed(range(len(self._trace.nodes))):
             node, primitive = self._trace.nodes[position], self._trace.at[position]
             if node.output in self._needed and not (node.output == 0 and INPUT in self._ledger.shapes):
@@ -67,9 +66,7 @@ class Elimination:
 
     def _eliminate(self, node: Node, primitive: Primitive, curved: bool) -> None:
         z = node.output
-        self._ours = {key for key in self._ours if key[0] != z}
-        own = self._pairs.pop((z, z), None)
-        others = {y: self._pairs.pop((z, y)) for y in sorted(self._needed) if (z, y) in self._pairs}
+        own, others = self._pairs.pop(z)
         panel = self._panel(z)
         before = len(self._uses)
         slots: list[tuple[int, int | Use]] = []
@@ -80,13 +77,14 @@ class Elimination:
             if panel is not None:
                 self._pull_panel(primitive, slot, variable, panel, self._uses[:before])
             for y, block in others.items():
-                self._add(variable, y, _pull(primitive, slot, block, summed=False), same=False)
+                self._add(variable, y, _pull(primitive, slot, block), same=False)
         if own is not None:
             for i, (slot, variable) in enumerate(slots):
-                half = _pull(primitive, slot, own, summed=False).mT
+                half = _pull(primitive, slot, own).mT
                 for other, into in slots[i:]:
                     summed = isinstance(variable, Use) and isinstance(into, Use)
-                    self._add(into, variable, _pull(primitive, other, half, summed=summed), same=slot == other)
+                    block = _pull(primitive, other, half, summed=summed)
+                    self._add(into, variable, block, same=slot == other)
         if curved and z in self._adjoints:
             found = dict(slots)
             for first, second, block in primitive.curvature(self._adjoints[z]):
@@ -122,7 +120,7 @@ class Elimination:
     def _pull_panel(self, primitive: Primitive, slot: int, ref: int | Use, panel: Tensor, uses: list[Use]) -> None:
         """The blocks of an input with all parameters behind its node."""
         if isinstance(ref, int):
-            self._panels.setdefault(ref, []).append((0, _pull(primitive, slot, panel, summed=False)))
+            self._panels.setdefault(ref, []).append((0, _pull(primitive, slot, panel)))
             return
         rows = _pull(primitive, slot, panel, summed=True)
         for use in uses:
@@ -134,40 +132,34 @@ class Elimination:
             if same:
                 self._ledger.add_own(first.view, block)
             else:
-                self._ledger.add(first.view, second.view, block if block.ndim == 2 else block.sum(0))
+                self._ledger.add(first.view, second.view, block)
         elif isinstance(first, Use):
             self._add(second, first, block.mT, same=same)
         elif isinstance(second, Use):
-            self._panels.setdefault(first, []).append((second.start, block))
+            flat = block.flatten(1, 2) if block.ndim == 4 else block
+            self._panels.setdefault(first, []).append((second.start, flat))
         else:
-            if first == second and not same:
-                block = block + block.mT
-            elif first < second:
-                first, second, block = second, first, block.mT
-            key = (first, second)
-            if key not in self._pairs:
-                self._pairs[key] = block
-            elif key in self._ours:
-                self._pairs[key].add_(block)
-            else:
-                self._pairs[key] = self._pairs[key] + block
-                self._ours.add(key)
+            both = first == second and not same
+            self._pairs.add(first, second, block + block.mT if both else block)
 
     def _keep_input(self) -> None:
         """The blocks of X, which is as many variables as all samples have."""
-        own, panel = self._pairs.get((0, 0)), self._panel(0)
+        (own, _), panel = self._pairs.pop(0), self._panel(0)
         x = View(INPUT)
         if panel is not None:
             for use in self._uses:
                 self._ledger.add(use.view, x, panel[..., use.start : use.stop].flatten(0, 1).T)
         if own is not None:
-            samples, n, _ = own.shape
-            whole = own.new_zeros(samples, n, samples, n)
-            whole.diagonal(dim1=0, dim2=2).copy_(own.movedim(0, -1))
-            self._ledger.add_own(x, whole.view(samples * n, samples * n))
+            own = by_rows(own) if own.ndim == 4 else own
+            self._ledger.add_own(x, by_rows(own[None])[0])
 
 
-def _pull(primitive: Primitive, slot: int, block: Tensor, *, summed: bool) -> Tensor:
-    """Jᵀ of the rows of a block (B, ·, k): (B, ·, k) again, or (·, k) for a parameter summed over the samples."""
-    pulled = primitive.pull(slot, block.view(len(block), *primitive.value.shape[1:], -1), summed=summed)
+def _pull(primitive: Primitive, slot: int, block: Tensor, *, summed: bool = False) -> Tensor:
+    """Jᵀ of the rows of a block, (B, ·, k) or (B, T, ·, k) again; (·, k) for a parameter if it is ``summed``."""
+    if block.ndim == 4 and primitive.tokenwise:
+        pulled = primitive.pull(slot, block, None if summed else "token")
+        return pulled.reshape(-1, block.shape[-1]) if summed else pulled.flatten(2, -2)
+    block = by_rows(block) if block.ndim == 4 else block
+    rows = block.view(len(block), *primitive.value.shape[1:], -1)
+    pulled = primitive.pull(slot, rows, None if summed else "sample")
     return pulled.reshape(-1, block.shape[-1]) if summed else pulled.reshape(len(block), -1, block.shape[-1])

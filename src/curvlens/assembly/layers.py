@@ -13,6 +13,7 @@ from curvlens.assembly.linear import Add, Keep, Merge, Shift, Split
 from curvlens.assembly.norm import Norm
 from curvlens.assembly.primitives import Activation, Bilinear, Primitive, Softmax
 from curvlens.calculus.norms import Kind
+from curvlens.errors import CurvlensError
 
 Mask = str | Tensor | None
 """``"causal"``, None, or a boolean tensor (T, T) or (B, T, T), True where attended."""
@@ -132,6 +133,11 @@ def _allowed(scores: Tensor, mask: Mask) -> Tensor | None:
         return None
     if isinstance(mask, str):
         return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    samples, _, *square = scores.shape
+    if tuple(mask.shape) not in (tuple(square), (samples, *square)):
+        raise CurvlensError(
+            f"The mask has shape {tuple(mask.shape)}, expected {tuple(square)} or {(samples, *square)}."
+        )
     return mask if mask.ndim == 2 else mask[:, None]
 
 

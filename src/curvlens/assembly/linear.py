@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from curvlens.assembly.primitives import Primitive
+from curvlens.assembly.primitives import Per, Primitive, over_tokens
 
 
 class Linear(Primitive):
@@ -17,6 +17,8 @@ class Linear(Primitive):
 class Add(Linear):
     """x + y, two states: a residual sum."""
 
+    tokenwise = True
+
     def __init__(self, first: Tensor, second: Tensor) -> None:
         self.value = first + second
 
@@ -24,13 +26,15 @@ class Add(Linear):
         """t."""
         return tangent
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """c."""
         return cotangent
 
 
 class Shift(Linear):
     """x + b with one bias for all tokens."""
+
+    tokenwise = True
 
     def __init__(self, x: Tensor, bias: Tensor) -> None:
         self.value = x + bias
@@ -39,11 +43,11 @@ class Shift(Linear):
         """t, the same at every token for the bias."""
         return tangent if slot == 0 else tangent.expand(*self.value.shape, tangent.shape[-1])
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """c, summed over the tokens for the bias."""
         if slot == 0:
             return cotangent
-        return cotangent.sum((0, 1)) if summed else cotangent.sum(1)
+        return over_tokens(cotangent, per)
 
 
 class Split(Linear):
@@ -57,7 +61,7 @@ class Split(Linear):
         """t, in the order of the heads."""
         return _split(tangent, self._heads)
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """c, in the order of the tokens."""
         return _merge(cotangent)
 
@@ -73,7 +77,7 @@ class Merge(Linear):
         """t, in the order of the tokens."""
         return _merge(tangent)
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """c, in the order of the heads."""
         return _split(cotangent, self._heads)
 
@@ -98,7 +102,7 @@ class Keep(Linear):
         """t where it is allowed."""
         return tangent * self._allowed[..., None]
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """c where it is allowed."""
         return cotangent * self._allowed[..., None]
 
@@ -118,14 +122,14 @@ class Lookup(Linear):
             return tangent[self._tokens]
         return tangent[: self._tokens.shape[1]].expand(len(self._tokens), -1, -1, -1)
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """Every row gets the sum of c over the tokens that name it."""
         samples, length, *rest = cotangent.shape
         if slot == 1:
             out = cotangent.new_zeros(samples, self._sizes[1], *rest)
             out[:, :length] = cotangent
-            return out.sum(0) if summed else out
-        if summed:
+            return out.sum(0) if per is None else out
+        if per is None:
             out = cotangent.new_zeros(self._sizes[0], *rest)
             return out.index_add_(0, self._tokens.flatten(), cotangent.flatten(0, 1))
         first = torch.arange(samples, device=cotangent.device)[:, None] * self._sizes[0]

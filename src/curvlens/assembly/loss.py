@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.assembly.primitives import by_rows
 from curvlens.calculus.behind import Outputs, behind
 from curvlens.calculus.curvature import Root
 from curvlens.calculus.softmax import jacobian_rows
@@ -42,13 +41,13 @@ class End:
         return self.share[..., None, None] * part
 
     def dense(self) -> Tensor:
-        """Λ of every sample, (B, T c, T c)."""
+        """Λ of every token, (B, T, c, c): it is zero between two tokens."""
         samples, length, width = self.gradient.shape
         if isinstance(self.curvature, float):
-            return (self.curvature * identity(length * width, self.gradient)).expand(samples, -1, -1)
+            return (self.curvature * identity(width, self.gradient)).expand(samples, length, -1, -1)
         if self.share is None:
-            return by_rows(self.curvature)
-        return by_rows(self.share[..., None, None] * jacobian_rows(self.curvature))
+            return self.curvature
+        return self.share[..., None, None] * jacobian_rows(self.curvature)
 
 
 def end(outputs: Tensor, batch: tuple[int, ...], target: Any, labels: Any, grad: Any, curvature: Any) -> End:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from curvlens.assembly.primitives import Block, Primitive, Tangents, by_rows
+from curvlens.assembly.primitives import Block, Per, Primitive, Tangents, over_tokens
 from curvlens.calculus import norms
 
 
@@ -13,6 +13,8 @@ class Norm(Primitive):
 
     λ·D²y is K of `curvlens.calculus.norms` on (x, x) and diag(λ) ∂n/∂x on (γ, x); zero on all with β and on (γ, γ).
     """
+
+    tokenwise = True
 
     def __init__(
         self,
@@ -52,12 +54,12 @@ class Norm(Primitive):
             return self._at.n[..., None] * tangent
         return tangent.expand(*self.value.shape, tangent.shape[-1])
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """(∂n/∂x)(γ∘c), Σ n∘c, Σ c."""
         if slot == 0:
             return self._plain(self._scaled(cotangent))
         per_token = self._at.n[..., None] * cotangent if slot == 1 else cotangent
-        return per_token.sum((0, 1)) if summed else per_token.sum(1)
+        return over_tokens(per_token, per)
 
     def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
         """K t_x + (∂n/∂x)(λ∘t_γ) for x, Σ λ∘(∂n/∂x) t_x for γ, nothing for β."""
@@ -86,8 +88,8 @@ class Norm(Primitive):
     def curvature(self, adjoint: Tensor) -> list[Block]:
         """K on (x, x), diag(λ) ∂n/∂x on (γ, x)."""
         bent = norms.contracted(self.x, adjoint, self.scale, eps=self.eps, kind=self.kind)
-        blocks: list[Block] = [(0, 0, by_rows(bent))]
+        blocks: list[Block] = [(0, 0, bent)]
         if self.scale is not None:
             plain = norms.jacobian(self.x, eps=self.eps, kind=self.kind)  # (B, T, d, d)
-            blocks.append((1, 0, (adjoint[..., None] * plain).transpose(1, 2).flatten(2)))
+            blocks.append((1, 0, adjoint[..., None] * plain))
         return blocks

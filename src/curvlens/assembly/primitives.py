@@ -5,7 +5,7 @@ along one more axis at the end: a tangent or cotangent of a state is (B, *shape,
 J_i the Jacobian of slot i,
 
     push(i, t)     J_i t
-    pull(i, c)     J_iᵀ c, for a parameter summed over the samples, or for each of them
+    pull(i, c)     J_iᵀ c, for a parameter summed over all samples, or for each sample or token
     bend(λ, t)     the gradient with respect to every slot of ⟨λ, Σ_i J_i t_i⟩, for fixed t: D²f contracted with λ and t
     curvature(λ)   the blocks of λ·D²f themselves, for the pairs of slots where they are not zero
 """
@@ -13,6 +13,8 @@ J_i the Jacobian of slot i,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +26,9 @@ from curvlens.calculus.vec import identity
 Tangents = Sequence[Tensor | None]
 """A tangent for every slot; None is zero."""
 Block = tuple[int, int, Tensor]
-"""Two slots i, j and λ·∂²f/∂x_i∂x_j, (B, size of x_i, size of x_j)."""
+"""Two slots i, j and λ·∂²f/∂x_i∂x_j, (B, size of x_i, size of x_j); (B, T, ·, ·) if it is zero between tokens."""
+Per = Literal["sample", "token"] | None
+"""What a pulled parameter is kept for; None sums over all."""
 
 
 class Primitive:
@@ -32,13 +36,15 @@ class Primitive:
 
     value: Tensor
     curved = True
+    tokenwise = False
+    """Whether all states are (B, T, ·), and a token of the output comes of the same token of the inputs."""
 
     def push(self, slot: int, tangent: Tensor) -> Tensor:
         """J_i t, (B, *shape, k)."""
         raise NotImplementedError
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
-        """J_iᵀ c: (B, *shape, k), and (*shape, k) for a parameter where it is ``summed`` over the samples."""
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
+        """J_iᵀ c, (B, *shape, k); of a parameter (*shape, k), with B in front per sample, with B, T per token."""
         raise NotImplementedError
 
     def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
@@ -61,6 +67,7 @@ class Bilinear(Primitive):
         inputs, self.out = letters.split("->")
         self.letters = inputs.split(",")
         self.inputs = (first, second)
+        self.tokenwise = all(part.startswith("bt") for part in (*self.letters, self.out) if "b" in part)
         self.scale = scale
         self.value = self.scale * torch.einsum(letters, first, second)
 
@@ -68,10 +75,10 @@ class Bilinear(Primitive):
         """The product with the other input as it is."""
         return self._with_other(slot, tangent, self.letters[slot], self.out)
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """The same product with the letters of the output in the place of those of the input."""
         mine = self.letters[slot]
-        into = mine if summed or "b" in mine else f"b{mine}"
+        into = mine if per is None or "b" in mine else f"{'b' if per == 'sample' else 'bt'}{mine}"
         return self._with_other(slot, cotangent, self.out, into)
 
     def _with_other(self, slot: int, t: Tensor, source: str, into: str) -> Tensor:
@@ -90,7 +97,8 @@ class Bilinear(Primitive):
 
     def curvature(self, adjoint: Tensor) -> list[Block]:
         """λ with a δ for every shared letter."""
-        first, second = (letters.replace("b", "") for letters in self.letters)
+        alone = "bt" if self.tokenwise and "b" in self.letters[1] else "b"
+        first, second = (letters.removeprefix(alone) for letters in self.letters)
         shared = [letter for letter in first if letter in second]
         sizes = dict(zip(self.letters[0], self.inputs[0].shape, strict=True))
         turned = second
@@ -98,9 +106,9 @@ class Bilinear(Primitive):
             turned = turned.replace(letter, letter.upper())
         deltas = [identity(sizes[letter], adjoint) for letter in shared]
         terms = ",".join([self.out, *(letter + letter.upper() for letter in shared)])
-        block = self.scale * torch.einsum(f"{terms}->b{first}{turned}", adjoint, *deltas)
-        rows = self.inputs[0][0].numel() if "b" in self.letters[0] else self.inputs[0].numel()
-        return [(0, 1, block.reshape(len(block), rows, -1))]
+        block = self.scale * torch.einsum(f"{terms}->{alone}{first}{turned}", adjoint, *deltas)
+        rows = prod(sizes[letter] for letter in first)
+        return [(0, 1, block.reshape(*block.shape[: len(alone)], rows, -1))]
 
 
 class Softmax(Primitive):
@@ -119,7 +127,7 @@ class Softmax(Primitive):
         """(diag a − a aᵀ) t."""
         return self.value[..., None] * self._from_mean(tangent)
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """The same: the Jacobian is symmetric."""
         return self.push(slot, cotangent)
 
@@ -140,7 +148,9 @@ class Softmax(Primitive):
 
 
 class Activation(Primitive):
-    """φ of every entry; λ·D²φ = diag(λ∘φ'')."""
+    """φ of every entry of (B, T, m); λ·D²φ = diag(λ∘φ'')."""
+
+    tokenwise = True
 
     def __init__(self, z: Tensor, kind: str) -> None:
         self._phi = activations.activation(kind)
@@ -151,7 +161,7 @@ class Activation(Primitive):
         """φ'∘t."""
         return self._slope[..., None] * tangent
 
-    def pull(self, slot: int, cotangent: Tensor, *, summed: bool = True) -> Tensor:
+    def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """φ'∘c."""
         return self._slope[..., None] * cotangent
 
@@ -162,12 +172,22 @@ class Activation(Primitive):
 
     def curvature(self, adjoint: Tensor) -> list[Block]:
         """diag(λ∘φ'')."""
-        return [(0, 0, (adjoint * self._phi.second(self.z)).flatten(1).diag_embed())]
+        return [(0, 0, (adjoint * self._phi.second(self.z)).diag_embed())]
+
+
+def over_tokens(t: Tensor, per: Per) -> Tensor:
+    """A cotangent (B, T, ·, k) of what all tokens share: summed over all, or within every sample, or as it is."""
+    return t if per == "token" else t.sum(1) if per == "sample" else t.sum((0, 1))
 
 
 def by_rows(blocks: Tensor) -> Tensor:
     """Blocks (B, R, n, m) of R rows as one matrix (B, R n, R m), zero between two rows."""
     samples, rows, n, m = blocks.shape
-    out = blocks.new_zeros(samples, rows, n, rows, m)
-    out.diagonal(dim1=1, dim2=3).copy_(blocks.movedim(1, -1))
-    return out.view(samples, rows * n, rows * m)
+    return add_rows(blocks.new_zeros(samples, rows * n, rows * m), blocks)
+
+
+def add_rows(whole: Tensor, blocks: Tensor) -> Tensor:
+    """Add blocks (B, R, n, m) of R rows to a matrix (B, R n, R m), in place."""
+    samples, rows, n, m = blocks.shape
+    whole.view(samples, rows, n, rows, m).diagonal(dim1=1, dim2=3).add_(blocks.movedim(1, -1))
+    return whole
