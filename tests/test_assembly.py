@@ -84,7 +84,7 @@ def test_every_part_is_that_of_autodiff_on_the_grid(case: Case) -> None:
     check_case(case)
 
 
-@pytest.mark.parametrize("case", [*SOME[::2], *ODD], ids=name_of)
+@pytest.mark.parametrize("case", [*SOME[:4], *ODD], ids=name_of)
 def test_products_are_those_of_the_matrices(case: Case) -> None:
     H = case.hessian([*case.weights, "X"])
     v = torch.randn(H.size, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

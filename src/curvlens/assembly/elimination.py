@@ -14,23 +14,14 @@ attention tokens do not meet either: there a block of two states is (B, T, ·, �
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from curvlens.assembly.graph import Node, Trace, View
-from curvlens.assembly.ledger import INPUT, Ledger
+from curvlens.assembly.ledger import INPUT, Ledger, Use
 from curvlens.assembly.pairs import Pairs
 from curvlens.assembly.primitives import Primitive, by_rows
-
-
-class Use(NamedTuple):
-    """One use of a parameter by a primitive, and where it lies in the panel of all uses met so far."""
-
-    view: View
-    start: int
-    stop: int
 
 
 class Elimination:
@@ -41,8 +32,7 @@ class Elimination:
         self._trace, self._adjoints, self._ledger = trace, adjoints, ledger
         self._pairs = Pairs()
         self._panels: dict[int, list[tuple[int, Tensor]]] = {}
-        """Blocks of a state with uses of parameters: parts of a panel (B, ·, width), each with its first column."""
-        self._uses: list[Use] = []
+        """Blocks of a state with uses of parameters, (B, ·, ·), each with its first column among all uses."""
         self._needed = {0} if INPUT in ledger.shapes else set()
         for node in trace.nodes:
             if any(self._wanted(ref) for ref in node.inputs):
@@ -68,14 +58,12 @@ class Elimination:
         z = node.output
         own, others = self._pairs.pop(z)
         panel = self._panel(z)
-        before = len(self._uses)
-        slots: list[tuple[int, int | Use]] = []
-        for slot, ref in enumerate(node.inputs):
-            if self._wanted(ref):
-                slots.append((slot, ref if isinstance(ref, int) else self._register(ref)))
+        wanted = {slot: ref for slot, ref in enumerate(node.inputs) if self._wanted(ref)}
+        opened = iter(self._ledger.open([ref for ref in wanted.values() if isinstance(ref, View)]))
+        slots = [(slot, next(opened) if isinstance(ref, View) else ref) for slot, ref in wanted.items()]
         for slot, variable in slots:
             if panel is not None:
-                self._pull_panel(primitive, slot, variable, panel, self._uses[:before])
+                self._pull_panel(primitive, slot, variable, panel)
             for y, block in others.items():
                 self._add(variable, y, _pull(primitive, slot, block), same=False)
         if own is not None:
@@ -91,24 +79,18 @@ class Elimination:
                 if first in found and second in found:
                     self._add(found[first], found[second], block, same=first == second)
 
-    def _register(self, view: View) -> Use:
-        rows, columns = view.of(torch.empty(self._ledger.shapes[view.name], device="meta")).shape
-        start = self._uses[-1].stop if self._uses else 0
-        self._uses.append(Use(view, start, start + rows * columns))
-        return self._uses[-1]
-
     def _panel(self, state: int) -> Tensor | None:
-        """All blocks of a state with parameters, side by side: (B, ·, width)."""
+        """All blocks of a state with parameters, side by side: (B, ·, width of all uses so far)."""
         parts = self._panels.pop(state, None)
         if parts is None:
             return None
-        width = self._uses[-1].stop
+        first, width = self._ledger.start, self._ledger.width - self._ledger.start
         if len(parts) == 1 and parts[0][1].shape[-1] == width:
             return parts[0][1]
         panel = parts[0][1].new_empty(*parts[0][1].shape[:2], width)
         filled = 0
-        for start, part in sorted(parts, key=lambda item: item[0]):
-            stop = start + part.shape[-1]
+        for absolute, part in sorted(parts, key=lambda item: item[0]):
+            start, stop = absolute - first, absolute - first + part.shape[-1]
             panel[..., filled:start].zero_()
             fresh = max(start, min(filled, stop))
             panel[..., start:fresh] += part[..., : fresh - start]
@@ -117,22 +99,18 @@ class Elimination:
         panel[..., filled:].zero_()
         return panel
 
-    def _pull_panel(self, primitive: Primitive, slot: int, ref: int | Use, panel: Tensor, uses: list[Use]) -> None:
+    def _pull_panel(self, primitive: Primitive, slot: int, variable: int | Use, panel: Tensor) -> None:
         """The blocks of an input with all parameters behind its node."""
-        if isinstance(ref, int):
-            self._panels.setdefault(ref, []).append((0, _pull(primitive, slot, panel)))
-            return
-        rows = _pull(primitive, slot, panel, summed=True)
-        for use in uses:
-            self._ledger.add(ref.view, use.view, rows[:, use.start : use.stop])
+        if isinstance(variable, Use):
+            self._ledger.set_row(variable, _pull(primitive, slot, panel, summed=True))
+        else:
+            start = self._ledger.width - panel.shape[-1]
+            self._panels.setdefault(variable, []).append((start, _pull(primitive, slot, panel)))
 
     def _add(self, first: int | Use, second: int | Use, block: Tensor, *, same: bool) -> None:
         """Add a block to the form; of two different inputs, or of an input with itself if ``same``."""
         if isinstance(first, Use) and isinstance(second, Use):
-            if same:
-                self._ledger.add_own(first.view, block)
-            else:
-                self._ledger.add(first.view, second.view, block)
+            self._ledger.add(first, second, block)
         elif isinstance(first, Use):
             self._add(second, first, block.mT, same=same)
         elif isinstance(second, Use):
@@ -145,13 +123,12 @@ class Elimination:
     def _keep_input(self) -> None:
         """The blocks of X, which is as many variables as all samples have."""
         (own, _), panel = self._pairs.pop(0), self._panel(0)
-        x = View(INPUT)
+        (x,) = self._ledger.open([View(INPUT)])
         if panel is not None:
-            for use in self._uses:
-                self._ledger.add(use.view, x, panel[..., use.start : use.stop].flatten(0, 1).T)
+            self._ledger.set_row(x, panel.flatten(0, 1))
         if own is not None:
             own = by_rows(own) if own.ndim == 4 else own
-            self._ledger.add_own(x, by_rows(own[None])[0])
+            self._ledger.add(x, x, by_rows(own[None])[0])
 
 
 def _pull(primitive: Primitive, slot: int, block: Tensor, *, summed: bool = False) -> Tensor:

@@ -1,8 +1,15 @@
-"""The dense Hessian while it is being assembled: one matrix, to which blocks of parts of parameters are added."""
+"""The dense Hessian while it is being assembled, and the form that it becomes.
+
+While states are eliminated, every use of a parameter is a variable of its own. They stand in the order in which the
+network uses them and are met from the last to the first, so that the row of a use is the Hessian with all that were met
+before it, and itself. In the end uses become parameters: a use is a part of one, perhaps transposed, and what is used
+twice adds up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,72 +22,92 @@ INPUT = "X"
 """The name of the input of the first layer."""
 
 
+class Use(NamedTuple):
+    """One use of a parameter by a primitive, and its place among all uses."""
+
+    view: View
+    start: int
+    stop: int
+
+    @property
+    def place(self) -> slice:
+        """Its rows and columns."""
+        return slice(self.start, self.stop)
+
+
 class Ledger:
-    """Blocks of a symmetric matrix by the names of two parameters; those above the diagonal are kept while it grows."""
+    """A symmetric matrix over the uses of parameters, of which the part right of the diagonal grows."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, int]], like: Tensor) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, int]], width: int, like: Tensor) -> None:
+        """``shapes`` of the parameters that are asked for, ``width`` of all their uses together."""
         self.shapes = dict(shapes)
-        self._order = {name: i for i, name in enumerate(self.shapes)}
-        self._slices: dict[str, slice] = {}
-        size = 0
-        for name, (rows, columns) in self.shapes.items():
-            self._slices[name] = slice(size, size + rows * columns)
-            size += rows * columns
+        self.width, self.start = width, width
+        self._uses: list[Use] = []
         self._like = like
-        self.matrix = torch.empty(size, size, dtype=like.dtype, device=like.device)
-        self._empty = {(a, b) for a in self.shapes for b in self.shapes if self._order[a] <= self._order[b]}
+        self._matrix = torch.empty(width, width, dtype=like.dtype, device=like.device)
 
-    def block(self, first: str, second: str) -> Tensor:
-        """The block of two names, the first not behind the second, as a view [a, d, c, e]."""
-        part = self.matrix[self._slices[first], self._slices[second]]
-        return on_axes(part, (*self.shapes[first], *self.shapes[second]))
+    def open(self, views: Sequence[View]) -> list[Use]:
+        """Room for the uses of one primitive, which comes before all that are there."""
+        first = self.start - sum(self.size(view) for view in views)
+        uses, start = [], first
+        for view in views:
+            uses.append(Use(view, start, start + self.size(view)))
+            start = uses[-1].stop
+        self._matrix[first : self.start, first:].zero_()
+        self.start = first
+        self._uses = [*uses, *self._uses]
+        return uses
 
-    def add(self, first: View, second: View, block: Tensor) -> None:
-        """Add the block of two uses of parameters, (size of the first, size of the second), and its transpose."""
-        if self._order[first.name] > self._order[second.name]:
-            first, second, block = second, first, block.mT
-        self._put(first, second, block)
-        if first.name == second.name:
-            self._put(second, first, block.mT)
+    def size(self, view: View) -> int:
+        """Numbers of a use."""
+        return view.of(torch.empty(self.shapes[view.name], device="meta")).numel()
 
-    def add_own(self, view: View, block: Tensor) -> None:
-        """Add the symmetric block of one use of a parameter with itself."""
-        self._put(view, view, block)
+    def set_row(self, use: Use, block: Tensor) -> None:
+        """The blocks of a use with all that were there before its primitive."""
+        self._matrix[use.place, self.width - block.shape[1] :] = block
 
-    def _put(self, first: View, second: View, block: Tensor) -> None:
-        whole = self.block(first.name, second.name)
-        target = second.of(first.of(whole), 2)
-        key = (first.name, second.name)
-        if key in self._empty and target.numel() == whole.numel():
-            target.copy_(block.reshape(target.shape))
-        else:
-            if key in self._empty:
-                whole.zero_()
-            target.add_(block.reshape(target.shape))
-        self._empty.discard(key)
+    def add(self, first: Use, second: Use, block: Tensor) -> None:
+        """Add to the block of two uses of one primitive, or of one with itself."""
+        if first.start > second.start:
+            first, second, block = second, first, block.T
+        self._matrix[first.place, second.place] += block
 
     def form(self, title: str) -> Form:
-        """The matrix as a form, its lower half filled in; blocks on the diagonal are symmetric to the last digit."""
-        for first, second in self._empty:
-            self.block(first, second).zero_()
-        self._empty.clear()
-        names = list(self.shapes)
-        for i, first in enumerate(names):
-            here = self._slices[first]
-            own = self.matrix[here, here]
+        """The matrix by parameters, symmetric to the last digit."""
+        for use in self._uses:
+            own = self._matrix[use.place, use.place]
             own.copy_((own + own.T).div_(2))
-            for second in names[i + 1 :]:
-                there = self._slices[second]
-                self.matrix[there, here] = self.matrix[here, there].T
-        return Assembled(self, title)
+            self._matrix[use.stop :, use.place] = self._matrix[use.place, use.stop :].T
+        names = [use.view.name for use in self._uses]
+        if names != list(self.shapes) or any(use.view != View(use.view.name) for use in self._uses):
+            self._matrix = self._by_parameters(self._by_parameters(self._matrix).T)
+        if len(set(names)) < len(names):  # rows are added up before columns: the last digits may differ
+            self._matrix = (self._matrix + self._matrix.T).div_(2)
+        return Assembled(self.shapes, self._matrix, title)
+
+    def _by_parameters(self, matrix: Tensor) -> Tensor:
+        """Rows of uses (width, k) as rows of parameters (size, k)."""
+        rows = matrix.new_zeros(sum(r * c for r, c in self.shapes.values()), matrix.shape[1])
+        start, places = 0, {}
+        for name, (r, c) in self.shapes.items():
+            places[name] = rows[start : start + r * c].view(r, c, -1)
+            start += r * c
+        for use in self._uses:
+            target = use.view.of(places[use.view.name])
+            target += matrix[use.place].view(target.shape)
+        return rows
 
 
 class Assembled(Form):
     """A form whose matrix is there."""
 
-    def __init__(self, ledger: Ledger, title: str) -> None:
-        super().__init__(ledger.shapes, lambda a, b: [Given(ledger.block(a, b))], ledger._like, title)
-        self._matrix = ledger.matrix
+    def __init__(self, shapes: Mapping[str, tuple[int, int]], matrix: Tensor, title: str) -> None:
+        super().__init__(shapes, self._block, matrix, title)
+        self._matrix = matrix
+
+    def _block(self, first: str, second: str) -> list[Given]:
+        part = self._matrix[self.slices[first], self.slices[second]]
+        return [Given(on_axes(part, (*self.shapes[first], *self.shapes[second])))]
 
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`; not a copy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from curvlens.assembly.elimination import Elimination
-from curvlens.assembly.graph import Trace
+from curvlens.assembly.graph import Trace, View
 from curvlens.assembly.ledger import INPUT, Ledger
 from curvlens.assembly.loss import End
 from curvlens.assembly.products import product
@@ -104,12 +105,19 @@ class NetworkHessian:
     @torch.no_grad()
     def _assemble(self, part: str, title: str) -> Form:
         with_loss, sources = self._selected(part)
-        samples = len(self._like)
+        uses = [
+            ref
+            for node in self._trace.nodes
+            for ref in node.inputs
+            if isinstance(ref, View) and ref.name in self.shapes
+        ]
+        width = sum(ref.of(self._trace.graph.parameters[ref.name]).numel() for ref in uses)
+        width += math.prod(self.shapes[INPUT]) if INPUT in self.shapes else 0
         widest = max(self._trace.size(state) for state in self._trace.states)
-        work = 2 * samples * widest * (self.size + 2 * widest)
+        work = 2 * len(self._like) * widest * (width + 2 * widest) + width * self.size
         instead = "Without building it: `matvec`; or fewer parameters: `wrt=`."
-        require_room(self.size**2 + work, self._like, f"{title}, with room to work in,", instead)
-        ledger = Ledger(self.shapes, self._like)
+        require_room(width**2 + work, self._like, f"{title}, with room to work in,", instead)
+        ledger = Ledger(self.shapes, width, self._like)
         elimination = Elimination(self._trace, self._adjoints, ledger)
         elimination.run(self._loss.dense() if with_loss else None, sources)
         return ledger.form(title)
