@@ -169,3 +169,27 @@ def test_gradients_are_not_tracked() -> None:
     H = assembly.block(weights, heads=2, mask="causal").hessian(CASE.X.clone().requires_grad_(), target=CASE.target)
     assert not H.total.dense().requires_grad
     assert not H.matvec(torch.ones(H.size, dtype=D)).requires_grad
+
+
+def test_a_point_that_moved_is_noticed() -> None:
+    weights = {name: weight.clone() for name, weight in CASE.weights.items()}
+    network = assembly.block(weights, heads=2, mask="causal")
+    H = network.hessian(CASE.X, target=CASE.target)
+    before = H.total.dense().clone()
+    weights["down"].mul_(2)
+    with pytest.raises(CurvlensError, match="changed in place"):
+        _ = H.ggn
+    with pytest.raises(CurvlensError, match="changed in place"):
+        H.matvec(torch.ones(H.size, dtype=D))
+    assert torch.equal(H.total.dense(), before)
+    now = network.hessian(CASE.X, target=CASE.target)
+    assert not torch.allclose(now.total.dense(), before)
+
+
+def test_few_parameters_go_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = STACK.hessian(["h.0.norm1.scale", "h.1.up_bias"])
+    assert few.size <= max(few._trace.size(state) for state in few._trace.states)
+    monkeypatch.setattr("curvlens.assembly.result.CHUNK", 1)  # one column at a time
+    some, everything = few.parts["h.1.attn.softmax"], STACK.hessian().parts["h.1.attn.softmax"]
+    for a, b in (("h.0.norm1.scale", "h.1.up_bias"), ("h.0.norm1.scale", "h.0.norm1.scale")):
+        assert torch.allclose(some[a, b], everything[a, b], rtol=1e-11, atol=1e-15)

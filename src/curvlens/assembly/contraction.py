@@ -7,6 +7,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+FEW = 32
+"""Columns below which one large product of permuted tensors is faster than a product for each row."""
+
 
 def contract(letters: str, many: Tensor, small: Tensor) -> Tensor:
     """``torch.einsum(letters, many, small)``; the last letter of ``many`` are directions, which ``small`` has not.
@@ -26,6 +29,9 @@ def contract(letters: str, many: Tensor, small: Tensor) -> Tensor:
     kept = [letter for letter in before if letter in of_small]
     turned = small.permute([of_small.index(letter) for letter in (*kept, *free, *summed)])
     batch = [size[letter] if letter in of_small else 1 for letter in before]
+    rest = prod(size[c] for c in after)
+    if rest < FEW and any(c not in of_small for c in before):  # many products, each with a few columns
+        return torch.einsum(letters, many, small)
     left = turned.reshape(*batch, prod(size[c] for c in free), prod(size[c] for c in summed))
     right = many.reshape(*(size[c] for c in before), left.shape[-1], -1)
     made = [*before, *free, *after]

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from curvlens.assembly.elimination import Elimination
 from curvlens.assembly.graph import Trace, View
-from curvlens.assembly.ledger import INPUT, Ledger
+from curvlens.assembly.ledger import INPUT, Assembled, Ledger
 from curvlens.assembly.loss import End
 from curvlens.assembly.products import product
 from curvlens.calculus.form import Form
 from curvlens.calculus.inputs import require_room
 from curvlens.errors import CurvlensError, listing, nearest
+
+CHUNK = 1 << 25
+"""Numbers in the tangents of all states at a time: 256 MB in float64."""
 
 
 class NetworkHessian:
@@ -26,6 +29,8 @@ class NetworkHessian:
         self._trace, self._loss = trace, loss
         self._adjoints = trace.adjoints(loss.gradient)
         self._like = trace.output
+        self._moved = [trace.states[0], *trace.graph.parameters.values()]
+        self._versions = [tensor._version for tensor in self._moved]
         x = trace.states[0]
         self.shapes: dict[str, tuple[int, int]] = {}
         for name in wrt:
@@ -94,6 +99,8 @@ class NetworkHessian:
 
     def _selected(self, part: str) -> tuple[bool, list[int]]:
         """Whether the curvature of the loss counts, and which primitives' does."""
+        if self._versions != [tensor._version for tensor in self._moved]:
+            raise CurvlensError("A parameter or the input was changed in place since; call hessian again.")
         every = [position for positions in self._sources.values() for position in positions]
         if part in ("total", "ggn", "functional"):
             return part != "functional", [] if part == "ggn" else every
@@ -104,23 +111,31 @@ class NetworkHessian:
 
     @torch.no_grad()
     def _assemble(self, part: str, title: str) -> Form:
-        with_loss, sources = self._selected(part)
-        uses = [
-            ref
-            for node in self._trace.nodes
-            for ref in node.inputs
-            if isinstance(ref, View) and ref.name in self.shapes
-        ]
-        width = sum(ref.of(self._trace.graph.parameters[ref.name]).numel() for ref in uses)
-        width += math.prod(self.shapes[INPUT]) if INPUT in self.shapes else 0
+        """The matrix of a part: where it is smaller than the largest state, column by column, else by elimination."""
         widest = max(self._trace.size(state) for state in self._trace.states)
-        work = 2 * len(self._like) * widest * (width + 2 * widest) + width * self.size
         instead = "Without building it: `matvec`; or fewer parameters: `wrt=`."
+        if self.size <= widest:
+            require_room(2 * self.size**2, self._like, title, instead)
+            return Assembled(self.shapes, self._by_columns(part), title)
+        with_loss, sources = self._selected(part)
+        refs = [ref for node in self._trace.nodes for ref in node.inputs]
+        uses = [ref for ref in refs if isinstance(ref, View) and ref.name in self.shapes]
+        width = sum(use.of(self._trace.graph.parameters[use.name]).numel() for use in uses)
+        width += math.prod(self.shapes[INPUT]) if INPUT in self.shapes else 0
+        work = 2 * len(self._like) * widest * (width + 2 * widest) + width * self.size
         require_room(width**2 + work, self._like, f"{title}, with room to work in,", instead)
         ledger = Ledger(self.shapes, width, self._like)
         elimination = Elimination(self._trace, self._adjoints, ledger)
         elimination.run(self._loss.dense() if with_loss else None, sources)
         return ledger.form(title)
+
+    def _by_columns(self, part: str) -> Tensor:
+        """The matrix of a part by products with unit vectors, so many at a time that their tangents are few enough."""
+        numbers = sum(state.numel() for state in self._trace.states.values())
+        units = torch.eye(self.size, dtype=self._like.dtype, device=self._like.device)
+        step = max(1, CHUNK // numbers)
+        matrix = torch.cat([self.matvec(chunk, part) for chunk in torch.split(units, step, 1)], 1)
+        return (matrix + matrix.T).div_(2)
 
 
 class Parts(Mapping[str, Form]):
