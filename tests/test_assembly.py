@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from assembly_truth import Case
+from curvlens.assembly.contraction import contract
 from curvlens.calculus.form import Form
 
 TOL, FLOOR = 1e-10, 1e-13
@@ -118,6 +119,41 @@ def test_some_parameters_are_a_part_of_all() -> None:
         assert torch.allclose(some.matvec(v), some.total.dense() @ v, rtol=1e-10, atol=1e-13)
     assert case.hessian("unembedding h.0.k").names == ("h.0.k", "unembedding")
     assert case.hessian().names == tuple(case.weights)
+
+
+@pytest.mark.parametrize("case", SOME[1:3], ids=name_of)
+def test_the_gauss_newton_part_is_not_negative(case: Case) -> None:
+    values = torch.linalg.eigvalsh(case.hessian().ggn.dense())
+    assert values[0] > -1e-13 * values[-1]
+
+
+@pytest.mark.parametrize("directions", [1, 40])
+@pytest.mark.parametrize(
+    "letters",
+    [
+        "btoy,io->btiy",
+        "btoy,bti->ioy",
+        "btoy,bti->bioy",
+        "btoy,bti->btioy",
+        "bhtsy,bhse->bhtey",
+        "bhtsy,bhte->bhsey",
+        "bhtey,bhse->bhtsy",
+        "bhtey,bhts->bhsey",
+        "ioy,bti->btoy",
+        "btiy,bti->btiy",
+    ],
+)
+def test_contractions_are_those_of_einsum(letters: str, directions: int) -> None:
+    sizes = {**dict(zip("bhtseio", range(2, 9), strict=True)), "y": directions}
+    many, small = (
+        torch.randn(*(sizes[c] for c in part), dtype=torch.float64) for part in letters.split("->")[0].split(",")
+    )
+    truth = torch.einsum(letters, many, small)
+    turned = many.movedim(0, -1).contiguous().movedim(-1, 0)  # the same numbers, in another order in memory
+    for given in (many, turned):
+        got = contract(letters, given, small)
+        assert got.shape == truth.shape
+        assert torch.allclose(got, truth, rtol=1e-12, atol=1e-13)
 
 
 def test_no_derivative_is_automatic() -> None:
