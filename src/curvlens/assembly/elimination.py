@@ -59,7 +59,8 @@ class Elimination:
         own, others = self._pairs.pop(z)
         panel = self._panel(z)
         wanted = {slot: ref for slot, ref in enumerate(node.inputs) if self._wanted(ref)}
-        opened = iter(self._ledger.open([ref for ref in wanted.values() if isinstance(ref, View)]))
+        views = [ref for ref in wanted.values() if isinstance(ref, View)]
+        opened = iter(self._ledger.open(views, alone=panel is None))
         slots = [(slot, next(opened) if isinstance(ref, View) else ref) for slot, ref in wanted.items()]
         for slot, variable in slots:
             if panel is not None:
@@ -123,7 +124,7 @@ class Elimination:
     def _keep_input(self) -> None:
         """The blocks of X, which is as many variables as all samples have."""
         (own, _), panel = self._pairs.pop(0), self._panel(0)
-        (x,) = self._ledger.open([View(INPUT)])
+        (x,) = self._ledger.open([View(INPUT)], alone=panel is None)
         if panel is not None:
             self._ledger.set_row(x, panel.flatten(0, 1))
         if own is not None:

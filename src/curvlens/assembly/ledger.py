@@ -46,14 +46,14 @@ class Ledger:
         self._like = like
         self._matrix = torch.empty(width, width, dtype=like.dtype, device=like.device)
 
-    def open(self, views: Sequence[View]) -> list[Use]:
-        """Room for the uses of one primitive, which comes before all that are there."""
+    def open(self, views: Sequence[View], *, alone: bool) -> list[Use]:
+        """Room for the uses of one primitive, before all that are there; ``alone`` if no `set_row` follows."""
         first = self.start - sum(self.size(view) for view in views)
         uses, start = [], first
         for view in views:
             uses.append(Use(view, start, start + self.size(view)))
             start = uses[-1].stop
-        self._matrix[first : self.start, first:].zero_()
+        self._matrix[first : self.start, first : None if alone else self.start].zero_()
         self.start = first
         self._uses = [*uses, *self._uses]
         return uses

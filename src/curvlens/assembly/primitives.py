@@ -92,7 +92,7 @@ class Bilinear(Primitive):
             tangent = tangents[1 - slot]
             if tangent is not None:
                 mine, others = self.letters[slot], self.letters[1 - slot]
-                result[slot] = self.scale * contract(f"{others}y,{self.out}->{mine}y", tangent, adjoint)
+                result[slot] = contract(f"{others}y,{self.out}->{mine}y", tangent, self.scale * adjoint)
         return result
 
     def curvature(self, adjoint: Tensor) -> list[Block]:
@@ -106,7 +106,7 @@ class Bilinear(Primitive):
             turned = turned.replace(letter, letter.upper())
         deltas = [identity(sizes[letter], adjoint) for letter in shared]
         terms = ",".join([self.out, *(letter + letter.upper() for letter in shared)])
-        block = self.scale * torch.einsum(f"{terms}->{alone}{first}{turned}", adjoint, *deltas)
+        block = torch.einsum(f"{terms}->{alone}{first}{turned}", self.scale * adjoint, *deltas)
         rows = prod(sizes[letter] for letter in first)
         return [(0, 1, block.reshape(*block.shape[: len(alone)], rows, -1))]
 
