@@ -107,8 +107,8 @@ class Network:
         if not tokens.ndim or not tokens.numel():
             raise CurvlensError(f"Tokens of shape {tuple(tokens.shape)}, expected (…, T).")
         if int(tokens.min()) < 0 or int(tokens.max()) >= len(tables[0]):
-            raise CurvlensError(f"There are tokens from {int(tokens.min())} to {int(tokens.max())}; the embedding has "
-                                f"{len(tables[0])} rows.")  # fmt: skip
+            least, most = int(tokens.min()), int(tokens.max())
+            raise CurvlensError(f"There are tokens from {least} to {most}; the embedding has {len(tables[0])} rows.")
         if len(tables) > 1 and tokens.shape[-1] > len(tables[1]):
             raise CurvlensError(f"{tokens.shape[-1]} tokens given, the table of positions has {len(tables[1])} rows.")
         rows = tokens.reshape(-1, tokens.shape[-1])

@@ -187,7 +187,8 @@ def _layer(weights: Weights, settings: Settings, prefix: str) -> Layer:
 
 def check_mask(mask: Mask) -> None:
     """A mask is "causal", None, or boolean."""
-    if mask is None or mask == "causal" if not isinstance(mask, Tensor) else mask.dtype == torch.bool:
+    known = mask.dtype == torch.bool if isinstance(mask, Tensor) else mask in (None, "causal")
+    if known:
         return
     given = f"{mask.dtype}" if isinstance(mask, Tensor) else repr(mask)
     raise CurvlensError(f"mask is {given}; there are 'causal', None, and a boolean tensor, True where attended.")
