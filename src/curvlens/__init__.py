@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from curvlens import calculus, losses
+from curvlens import assembly, calculus, losses
 from curvlens.doctor import doctor
 from curvlens.errors import CurvlensError, CurvlensWarning
 from curvlens.linalg import density, diagonal, eigs, frobenius, trace
@@ -22,6 +22,7 @@ __all__ = [
     "Operator",
     "Problem",
     "__version__",
+    "assembly",
     "calculus",
     "density",
     "diagonal",

@@ -1,0 +1,40 @@
+"""Products of a small tensor with one that has many directions, without copying the large one."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+FEW = 32
+"""Columns below which one large product of permuted tensors is faster than a product for each row."""
+
+
+def contract(letters: str, many: Tensor, small: Tensor) -> Tensor:
+    """``torch.einsum(letters, many, small)``; the last letter of ``many`` are directions, which ``small`` has not.
+
+    Where the letters that are summed over are neighbours in ``many``, and none that both keep comes behind them, it is
+    one product of matrices with ``many`` as it lies in memory: Σ_k small[f, k] many[p, k, rest]. Else einsum permutes.
+    """
+    inputs, out = letters.split("->")
+    of_many, of_small = inputs.split(",")
+    summed = [letter for letter in of_many if letter in of_small and letter not in out]
+    first = of_many.index(summed[0]) if summed else 0
+    before, after = of_many[:first], of_many[first + len(summed) :]
+    if not summed or of_many[first : first + len(summed)] != "".join(summed) or any(c in of_small for c in after):
+        return torch.einsum(letters, many, small)
+    size = dict(zip(of_small, small.shape, strict=True)) | dict(zip(of_many, many.shape, strict=True))
+    free = [letter for letter in of_small if letter not in of_many]
+    kept = [letter for letter in before if letter in of_small]
+    turned = small.permute([of_small.index(letter) for letter in (*kept, *free, *summed)])
+    batch = [size[letter] if letter in of_small else 1 for letter in before]
+    rest = prod(size[c] for c in after)
+    if rest < FEW and any(c not in of_small for c in before):  # many products, each with a few columns
+        return torch.einsum(letters, many, small)
+    left = turned.reshape(*batch, prod(size[c] for c in free), prod(size[c] for c in summed))
+    right = many.reshape(*(size[c] for c in before), left.shape[-1], -1)
+    made = [*before, *free, *after]
+    product = (left @ right).view([size[letter] for letter in made])
+    order = [made.index(letter) for letter in out]
+    return product if order == sorted(order) else product.permute(order)

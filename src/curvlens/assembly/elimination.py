@@ -1,0 +1,143 @@
+"""The dense Hessian by elimination of the states, from the last to the first (`docs/math.md`, "Assembly").
+
+A quadratic form in all variables, states and parameters, starts as the sources: the curvature Λ of the loss at the
+output, and λ·D²f of every primitive at its inputs. Going backwards, the state z = f(x, θ) with Jacobians J is replaced
+by its inputs: for every other variable y and every two inputs a, b
+
+    G[a, y] += J_aᵀ G[z, y],        G[a, b] += J_aᵀ G[z, z] J_b,
+
+and z is forgotten. What is left in the end are parameters: the Hessian. A sample has its own states and shares the
+parameters: blocks with a state are (B, ·, ·), blocks of two parameters are summed over the samples. Behind the last
+attention tokens do not meet either: there a block of two states is (B, T, ·, ·), one for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from curvlens.assembly.graph import Node, Trace, View
+from curvlens.assembly.ledger import INPUT, Ledger, Use
+from curvlens.assembly.pairs import Pairs
+from curvlens.assembly.primitives import Primitive, by_rows
+
+
+class Elimination:
+    """The quadratic form in what is not yet eliminated."""
+
+    def __init__(self, trace: Trace, adjoints: dict[int, Tensor], ledger: Ledger) -> None:
+        """Only what depends on the parameters of the ledger is followed."""
+        self._trace, self._adjoints, self._ledger = trace, adjoints, ledger
+        self._pairs = Pairs()
+        self._panels: dict[int, list[tuple[int, Tensor]]] = {}
+        """Blocks of a state with uses of parameters, (B, ·, ·), each with its first column among all uses."""
+        self._needed = {0} if INPUT in ledger.shapes else set()
+        for node in trace.nodes:
+            if any(self._wanted(ref) for ref in node.inputs):
+                self._needed.add(node.output)
+
+    def _wanted(self, ref: int | View) -> bool:
+        return ref in self._needed if isinstance(ref, int) else ref.name in self._ledger.shapes
+
+    @torch.no_grad()
+    def run(self, curvature: Tensor | None, sources: Collection[int]) -> None:
+        """Eliminate all states, with Λ (or None) and the functional sources of the nodes at these positions."""
+        last = self._trace.graph.output
+        if curvature is not None and last in self._needed:
+            self._pairs.add(last, last, curvature)
+        for position in reversed(range(len(self._trace.nodes))):
+            node, primitive = self._trace.nodes[position], self._trace.at[position]
+            if node.output in self._needed and not (node.output == 0 and INPUT in self._ledger.shapes):
+                self._eliminate(node, primitive, position in sources)
+        if INPUT in self._ledger.shapes:
+            self._keep_input()
+
+    def _eliminate(self, node: Node, primitive: Primitive, curved: bool) -> None:
+        z = node.output
+        own, others = self._pairs.pop(z)
+        panel = self._panel(z)
+        wanted = {slot: ref for slot, ref in enumerate(node.inputs) if self._wanted(ref)}
+        views = [ref for ref in wanted.values() if isinstance(ref, View)]
+        opened = iter(self._ledger.open(views, alone=panel is None))
+        slots = [(slot, next(opened) if isinstance(ref, View) else ref) for slot, ref in wanted.items()]
+        for slot, variable in slots:
+            if panel is not None:
+                self._pull_panel(primitive, slot, variable, panel)
+            for y, block in others.items():
+                self._add(variable, y, _pull(primitive, slot, block), same=False)
+        if own is not None:
+            for i, (slot, variable) in enumerate(slots):
+                half = _pull(primitive, slot, own).mT
+                for other, into in slots[i:]:
+                    summed = isinstance(variable, Use) and isinstance(into, Use)
+                    block = _pull(primitive, other, half, summed=summed)
+                    self._add(into, variable, block, same=slot == other)
+        if curved and z in self._adjoints:
+            found = dict(slots)
+            for first, second, block in primitive.curvature(self._adjoints[z]):
+                if first in found and second in found:
+                    self._add(found[first], found[second], block, same=first == second)
+
+    def _panel(self, state: int) -> Tensor | None:
+        """All blocks of a state with parameters, side by side: (B, ·, width of all uses so far)."""
+        parts = self._panels.pop(state, None)
+        if parts is None:
+            return None
+        first, width = self._ledger.start, self._ledger.width - self._ledger.start
+        if len(parts) == 1 and parts[0][1].shape[-1] == width:
+            return parts[0][1]
+        panel = parts[0][1].new_empty(*parts[0][1].shape[:2], width)
+        filled = 0
+        for absolute, part in sorted(parts, key=lambda item: item[0]):
+            start, stop = absolute - first, absolute - first + part.shape[-1]
+            panel[..., filled:start].zero_()
+            fresh = max(start, min(filled, stop))
+            panel[..., start:fresh] += part[..., : fresh - start]
+            panel[..., fresh:stop] = part[..., fresh - start :]
+            filled = max(filled, stop)
+        panel[..., filled:].zero_()
+        return panel
+
+    def _pull_panel(self, primitive: Primitive, slot: int, variable: int | Use, panel: Tensor) -> None:
+        """The blocks of an input with all parameters behind its node."""
+        if isinstance(variable, Use):
+            self._ledger.set_row(variable, _pull(primitive, slot, panel, summed=True))
+        else:
+            start = self._ledger.width - panel.shape[-1]
+            self._panels.setdefault(variable, []).append((start, _pull(primitive, slot, panel)))
+
+    def _add(self, first: int | Use, second: int | Use, block: Tensor, *, same: bool) -> None:
+        """Add a block to the form; of two different inputs, or of an input with itself if ``same``."""
+        if isinstance(first, Use) and isinstance(second, Use):
+            self._ledger.add(first, second, block)
+        elif isinstance(first, Use):
+            self._add(second, first, block.mT, same=same)
+        elif isinstance(second, Use):
+            flat = block.flatten(1, 2) if block.ndim == 4 else block
+            self._panels.setdefault(first, []).append((second.start, flat))
+        else:
+            both = first == second and not same
+            self._pairs.add(first, second, block + block.mT if both else block)
+
+    def _keep_input(self) -> None:
+        """The blocks of X, which is as many variables as all samples have."""
+        (own, _), panel = self._pairs.pop(0), self._panel(0)
+        (x,) = self._ledger.open([View(INPUT)], alone=panel is None)
+        if panel is not None:
+            self._ledger.set_row(x, panel.flatten(0, 1))
+        if own is not None:
+            own = by_rows(own) if own.ndim == 4 else own
+            self._ledger.add(x, x, by_rows(own[None])[0])
+
+
+def _pull(primitive: Primitive, slot: int, block: Tensor, *, summed: bool = False) -> Tensor:
+    """Jᵀ of the rows of a block, (B, ·, k) or (B, T, ·, k) again; (·, k) for a parameter if it is ``summed``."""
+    if block.ndim == 4 and primitive.tokenwise:
+        pulled = primitive.pull(slot, block, None if summed else "token")
+        return pulled.reshape(-1, block.shape[-1]) if summed else pulled.flatten(2, -2)
+    block = by_rows(block) if block.ndim == 4 else block
+    rows = block.view(len(block), *primitive.value.shape[1:], -1)
+    pulled = primitive.pull(slot, rows, None if summed else "sample")
+    return pulled.reshape(-1, block.shape[-1]) if summed else pulled.reshape(len(block), -1, block.shape[-1])

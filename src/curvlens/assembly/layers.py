@@ -1,0 +1,151 @@
+"""A Transformer layer as primitives: attention and feed-forward, each with its norm and its residual sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from curvlens.assembly.graph import Graph, View
+from curvlens.assembly.linear import Add, Keep, Merge, Shift, Split
+from curvlens.assembly.norm import Norm
+from curvlens.assembly.primitives import Activation, Bilinear, Primitive, Softmax
+from curvlens.calculus.norms import Kind
+from curvlens.errors import CurvlensError
+
+Mask = str | Tensor | None
+"""``"causal"``, None, or a boolean tensor (T, T) or (B, T, T), True where attended."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """x W + b and the name of its part; the view of W has the inputs as rows."""
+
+    name: str
+    weight: View
+    bias: View | None = None
+
+    def on(self, graph: Graph, x: int) -> int:
+        """The state it makes of a state."""
+        z = graph.add(self.name, partial(Bilinear, "bti,io->bto"), x, self.weight)
+        return z if self.bias is None else graph.add(self.name, Shift, z, self.bias)
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """γ∘n + β and the name of its part."""
+
+    name: str
+    scale: View | None
+    shift: View | None
+    eps: float
+    kind: Kind
+
+    def on(self, graph: Graph, x: int) -> int:
+        """The state it makes of a state."""
+        given = [view for view in (self.scale, self.shift) if view is not None]
+        return graph.add(self.name, partial(Norm, eps=self.eps, kind=self.kind), x, *given)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Σ_h softmax(τ Q_h K_hᵀ) V_h, and W_O behind it; ``linear`` leaves the softmax out."""
+
+    name: str
+    q: Product
+    k: Product
+    v: Product
+    o: Product | None
+    heads: int
+    scale: float
+    mask: Mask = None
+    linear: bool = False
+
+    def on(self, graph: Graph, x: int) -> int:
+        """The state it makes of a state."""
+        split = partial(Split, heads=self.heads)
+        q, k, v = (graph.add(p.name, split, p.on(graph, x)) for p in (self.q, self.k, self.v))
+        scores = graph.add(f"{self.name}.scores", partial(Bilinear, "bhte,bhse->bhts", scale=self.scale), q, k)
+        if not self.linear:
+            scores = graph.add(f"{self.name}.softmax", partial(_attend, mask=self.mask), scores)
+        elif self.mask is not None:
+            scores = graph.add(f"{self.name}.mask", partial(_keep, mask=self.mask), scores)
+        mixed = graph.add(f"{self.name}.mix", partial(Bilinear, "bhts,bhse->bhte"), scores, v)
+        merged = graph.add(f"{self.name}.mix", Merge, mixed)
+        return merged if self.o is None else self.o.on(graph, merged)
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """φ(x W_up) W_down, or (φ(x W_gate) ∘ x W_up) W_down."""
+
+    name: str
+    up: Product
+    down: Product
+    activation: str
+    gate: Product | None = None
+
+    def on(self, graph: Graph, x: int) -> int:
+        """The state it makes of a state."""
+        phi = partial(Activation, kind=self.activation)
+        if self.gate is None:
+            h = graph.add(_inside(self.name, "activation"), phi, self.up.on(graph, x))
+        else:
+            opened = graph.add(_inside(self.name, "activation"), phi, self.gate.on(graph, x))
+            times = partial(Bilinear, "bti,bti->bti")
+            h = graph.add(_inside(self.name, "gating"), times, opened, self.up.on(graph, x))
+        return self.down.on(graph, h)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """x + attention(norm(x)), then x + mlp(norm(x)); with ``post`` norm(x + attention(x)), then norm(x + mlp(x))."""
+
+    attention: Attention
+    norm1: Normalisation | None = None
+    mlp: FeedForward | None = None
+    norm2: Normalisation | None = None
+    post: bool = False
+    skip: bool = True
+    """Whether attention has a residual sum."""
+
+    def on(self, graph: Graph, x: int) -> int:
+        """The state it makes of a state."""
+        x = self._half(graph, x, self.attention, self.norm1, self.skip)
+        return x if self.mlp is None else self._half(graph, x, self.mlp, self.norm2, True)
+
+    def _half(self, graph: Graph, x: int, f: Attention | FeedForward, norm: Normalisation | None, skip: bool) -> int:
+        before = x if self.post or norm is None else norm.on(graph, x)
+        made = f.on(graph, before)
+        total = graph.add("", Add, x, made) if skip else made
+        return norm.on(graph, total) if self.post and norm is not None else total
+
+
+def _inside(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _allowed(scores: Tensor, mask: Mask) -> Tensor | None:
+    """Which keys a query may look at, to fit scores (B, heads, T, T)."""
+    if mask is None:
+        return None
+    if isinstance(mask, str):
+        return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    samples, _, *square = scores.shape
+    if tuple(mask.shape) not in (tuple(square), (samples, *square)):
+        raise CurvlensError(
+            f"The mask has shape {tuple(mask.shape)}, expected {tuple(square)} or {(samples, *square)}."
+        )
+    return mask if mask.ndim == 2 else mask[:, None]
+
+
+def _attend(scores: Tensor, mask: Mask) -> Primitive:
+    return Softmax(scores, _allowed(scores, mask))
+
+
+def _keep(scores: Tensor, mask: Mask) -> Primitive:
+    allowed = _allowed(scores, mask)
+    assert allowed is not None
+    return Keep(scores, allowed)

@@ -1,0 +1,118 @@
+"""The dense Hessian while it is being assembled, and the form that it becomes.
+
+While states are eliminated, every use of a parameter is a variable of its own. They stand in the order in which the
+network uses them and are met from the last to the first, so that the row of a use is the Hessian with all that were met
+before it, and itself. In the end uses become parameters: a use is a part of one, perhaps transposed, and what is used
+twice adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from curvlens.assembly.graph import View
+from curvlens.calculus.form import Form
+from curvlens.calculus.terms import Given, on_axes
+
+INPUT = "X"
+"""The name of the input of the first layer."""
+
+
+class Use(NamedTuple):
+    """One use of a parameter by a primitive, and its place among all uses."""
+
+    view: View
+    start: int
+    stop: int
+
+    @property
+    def place(self) -> slice:
+        """Its rows and columns."""
+        return slice(self.start, self.stop)
+
+
+class Ledger:
+    """A symmetric matrix over the uses of parameters, of which the part right of the diagonal grows."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int]], width: int, like: Tensor) -> None:
+        """``shapes`` of the parameters that are asked for, ``width`` of all their uses together."""
+        self.shapes = dict(shapes)
+        self.width, self.start = width, width
+        self._uses: list[Use] = []
+        self._like = like
+        self._matrix = torch.empty(width, width, dtype=like.dtype, device=like.device)
+
+    def open(self, views: Sequence[View], *, alone: bool) -> list[Use]:
+        """Room for the uses of one primitive, before all that are there; ``alone`` if no `set_row` follows."""
+        first = self.start - sum(self.size(view) for view in views)
+        uses, start = [], first
+        for view in views:
+            uses.append(Use(view, start, start + self.size(view)))
+            start = uses[-1].stop
+        self._matrix[first : self.start, first : None if alone else self.start].zero_()
+        self.start = first
+        self._uses = [*uses, *self._uses]
+        return uses
+
+    def size(self, view: View) -> int:
+        """Numbers of a use."""
+        return view.of(torch.empty(self.shapes[view.name], device="meta")).numel()
+
+    def set_row(self, use: Use, block: Tensor) -> None:
+        """The blocks of a use with all that were there before its primitive."""
+        self._matrix[use.place, self.width - block.shape[1] :] = block
+
+    def add(self, first: Use, second: Use, block: Tensor) -> None:
+        """Add to the block of two uses of one primitive, or of one with itself."""
+        if first.start > second.start:
+            first, second, block = second, first, block.T
+        self._matrix[first.place, second.place] += block
+
+    def form(self, title: str) -> Form:
+        """The matrix by parameters, symmetric to the last digit."""
+        for use in self._uses:
+            own = self._matrix[use.place, use.place]
+            own.copy_((own + own.T).div_(2))
+            self._matrix[use.stop :, use.place] = self._matrix[use.place, use.stop :].T
+        names = [use.view.name for use in self._uses]
+        if names != list(self.shapes) or any(use.view != View(use.view.name) for use in self._uses):
+            self._matrix = self._by_parameters(self._by_parameters(self._matrix).T)
+        if len(set(names)) < len(names):  # rows are added up before columns: the last digits may differ
+            self._matrix = (self._matrix + self._matrix.T).div_(2)
+        return Assembled(self.shapes, self._matrix, title)
+
+    def _by_parameters(self, matrix: Tensor) -> Tensor:
+        """Rows of uses (width, k) as rows of parameters (size, k)."""
+        rows = matrix.new_zeros(sum(r * c for r, c in self.shapes.values()), matrix.shape[1])
+        start, places = 0, {}
+        for name, (r, c) in self.shapes.items():
+            places[name] = rows[start : start + r * c].view(r, c, -1)
+            start += r * c
+        for use in self._uses:
+            target = use.view.of(places[use.view.name])
+            target += matrix[use.place].view(target.shape)
+        return rows
+
+
+class Assembled(Form):
+    """A form whose matrix is there."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int]], matrix: Tensor, title: str) -> None:
+        super().__init__(shapes, self._block, matrix, title)
+        self._matrix = matrix
+
+    def _block(self, first: str, second: str) -> list[Given]:
+        part = self._matrix[self.slices[first], self.slices[second]]
+        return [Given(on_axes(part, (*self.shapes[first], *self.shapes[second])))]
+
+    def dense(self) -> Tensor:
+        """The whole matrix, blocks in the order of `names`; not a copy."""
+        return self._matrix
+
+    def matvec(self, v: Tensor) -> Tensor:
+        """The product with a vector (size,) or with the columns of a (size, k) matrix."""
+        return self._matrix @ self.checked(v)

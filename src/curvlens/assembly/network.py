@@ -1,0 +1,116 @@
+"""A network that can be computed and differentiated twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens.assembly.graph import Graph, Node, Trace, View, trace
+from curvlens.assembly.ledger import INPUT
+from curvlens.assembly.linear import Lookup
+from curvlens.assembly.loss import end
+from curvlens.assembly.result import NetworkHessian
+from curvlens.calculus.inputs import alike
+from curvlens.errors import CurvlensError, nearest
+
+
+class Network:
+    """A graph of primitives; what it takes are tokens (…, T) if it has an embedding, or states X (…, T, d)."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], width: int, embedding: tuple[View, ...] = ()) -> None:
+        """``embedding``: the table of tokens, and perhaps one of positions; ``width``: d."""
+        alike(dict(parameters))
+        flat = {name: tensor.detach() for name, tensor in parameters.items()}
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in flat.items()}
+        vectors = frozenset(name for name, tensor in flat.items() if tensor.ndim == 1)
+        self.graph = Graph({name: t[None] if name in vectors else t for name, t in flat.items()}, vectors=vectors)
+        self.width, self.embedding = width, embedding
+
+    def __repr__(self) -> str:
+        count = sum(p.numel() for p in self.graph.parameters.values())
+        return f"Network of {len(self.graph.nodes)} primitives with {count} parameters in {len(self.shapes)} tensors"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters, in the order of the Hessian."""
+        return tuple(self.shapes)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """The outputs (…, T, c)."""
+        found, batch = self._trace(X)
+        return found.output.reshape(*batch, *found.output.shape[1:])
+
+    def hessian(
+        self,
+        X: Tensor,
+        *,
+        target: Tensor | None = None,
+        labels: Tensor | None = None,
+        grad: Tensor | None = None,
+        curvature: Any = None,
+        wrt: str | Iterable[str] | None = None,
+    ) -> NetworkHessian:
+        """The exact Hessian of a loss of the outputs.
+
+        Args:
+            X: Tokens (…, T) of integers, or states (…, T, d).
+            target: For the square loss, the mean over all entries.
+            labels: For cross-entropy, the mean over all labels that are not -100; (…, T), a class for each token.
+            grad: For any other loss, ∂ℓ/∂outputs of each sample; the mean over the samples is taken.
+            curvature: And its second derivative at every token, as in `curvlens.calculus.attention.hessian`.
+            wrt: Names of parameters, ``"X"`` among them for the (embedded) input; None is all parameters.
+        """
+        found, batch = self._trace(X)
+        loss = end(found.output, batch, target, labels, grad, curvature)
+        return NetworkHessian(found, loss, self._wanted(wrt, found))
+
+    def _wanted(self, wrt: str | Iterable[str] | None, found: Trace) -> list[str]:
+        """The names to differentiate by, in the order of the parameters, X last."""
+        asked = list(self.shapes) if wrt is None else wrt.split() if isinstance(wrt, str) else list(wrt)
+        known = [*self.shapes, INPUT]
+        for name in asked:
+            if name not in known:
+                raise CurvlensError(f"wrt names {name!r}, which is no parameter. {nearest(str(name), known)}")
+        if not asked:
+            raise CurvlensError("wrt is empty; name a parameter, or leave it out for all.")
+        tables = [view.name for view in self.embedding if view.name in asked and found.nodes[0].output == 0]
+        if INPUT in asked and tables:
+            raise CurvlensError(
+                f"wrt names {INPUT!r} and {tables[0]!r}, which {INPUT!r} is made of: leave one of them out, or give "
+                "the embedded tokens in the place of the tokens."
+            )
+        return [name for name in known if name in asked]
+
+    def _trace(self, X: Any) -> tuple[Trace, tuple[int, ...]]:
+        """All states for an input, and the axes of its samples."""
+        like = next(iter(self.graph.parameters.values()))
+        if not isinstance(X, Tensor):
+            raise CurvlensError(f"X is a {type(X).__name__}, expected a tensor.")
+        if X.is_floating_point():
+            if X.ndim < 2 or X.shape[-1] != self.width or not X.numel():
+                raise CurvlensError(f"X has shape {tuple(X.shape)}, expected (…, tokens, {self.width}).")
+            if (X.dtype, X.device) != (like.dtype, like.device):
+                raise CurvlensError(f"X is {X.dtype} on {X.device}, the parameters are {like.dtype} on {like.device}.")
+            return trace(self.graph, X.detach().reshape(-1, *X.shape[-2:])), tuple(X.shape[:-2])
+        return self._embedded(X), tuple(X.shape[:-1])
+
+    def _embedded(self, tokens: Tensor) -> Trace:
+        """All states for tokens."""
+        if not self.embedding or tokens.dtype == torch.bool or tokens.is_complex():
+            what = "numbers of tokens" if self.embedding else "states: this network has no embedding"
+            raise CurvlensError(f"X is {tokens.dtype}, expected {what}.")
+        tables = [self.graph.parameters[view.name] for view in self.embedding]
+        if not tokens.ndim or not tokens.numel():
+            raise CurvlensError(f"Tokens of shape {tuple(tokens.shape)}, expected (…, T).")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= len(tables[0]):
+            least, most = int(tokens.min()), int(tokens.max())
+            raise CurvlensError(f"There are tokens from {least} to {most}; the embedding has {len(tables[0])} rows.")
+        if len(tables) > 1 and tokens.shape[-1] > len(tables[1]):
+            raise CurvlensError(f"{tokens.shape[-1]} tokens given, the table of positions has {len(tables[1])} rows.")
+        rows = tokens.reshape(-1, tokens.shape[-1])
+        front = Node("embedding", partial(Lookup, tokens=rows), tuple(self.embedding), 0)
+        return trace(self.graph, rows, front)

@@ -1,0 +1,240 @@
+"""Networks from modules: the reference GPT, GPT-2 of Hugging Face, and torch's Transformer encoder.
+
+A module is known by its class and where that is defined; another of the same name may compute something else.
+Parameters keep their names, order and storage, so the Hessian is that of ``module.named_parameters()``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from curvlens.assembly.graph import View
+from curvlens.assembly.layers import Attention, FeedForward, Layer, Mask, Normalisation, Product
+from curvlens.assembly.network import Network
+from curvlens.assembly.plain import check_mask
+from curvlens.errors import CurvlensError
+
+HUGGING_FACE = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "linear": "identity",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Activations by the names that Hugging Face has for them."""
+
+
+def read(module: nn.Module, *, mask: Mask = None) -> Network:
+    """The network of a module, which has to be in evaluation mode or without dropout.
+
+    Args:
+        module: A `curvlens.models.GPT`, a ``GPT2Model`` or ``GPT2LMHeadModel`` of Hugging Face, or an
+            ``nn.TransformerEncoderLayer`` or ``nn.TransformerEncoder`` with ``batch_first=True``.
+        mask: For an encoder, which is called with a mask: "causal", or a boolean tensor, True where attended. (torch's
+            own boolean masks are True where it is *not* attended.)
+
+    >>> layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    >>> read(layer)
+    Network of 24 primitives with 154 parameters in 12 tensors
+    """
+    kind, home = type(module).__name__, type(module).__module__
+    for name, where, reader in READERS:
+        if kind == name and re.fullmatch(where, home):
+            _require_no_dropout(module)
+            check_mask(mask)
+            reading = _Reading(module, mask)
+            reader(reading)
+            return reading.network
+    known = ", ".join(dict.fromkeys(name for name, _, _ in READERS))
+    raise CurvlensError(
+        f"A {home}.{kind} is not known; known are {known}. Any stack of Transformer layers can be given by its "
+        "tensors: assembly.stack."
+    )
+
+
+def _require_no_dropout(module: nn.Module) -> None:
+    for path, part in module.named_modules():
+        p = part.p if isinstance(part, nn.Dropout) else part.dropout if isinstance(part, nn.MultiheadAttention) else 0
+        if part.training and p:
+            raise CurvlensError(f"{path!r} drops out at random while training: call .eval() on the model first.")
+
+
+class _Reading:
+    """A module that is being read, and the network that it becomes."""
+
+    def __init__(self, module: nn.Module, mask: Mask) -> None:
+        self.module, self.mask = module, mask
+        self._names = {id(p): name for name, p in module.named_parameters()}
+        self._paths = {id(part): path for path, part in module.named_modules()}
+        self._state = 0
+        self.network: Network
+
+    def start(self, width: int, *tables: nn.Embedding) -> None:
+        """An empty network, with the tables that tokens are looked up in."""
+        for table in tables:
+            if type(table) is not nn.Embedding or table.max_norm is not None:
+                raise CurvlensError(f"{self.path(table)!r} is {table}; expected an nn.Embedding without max_norm.")
+        views = tuple(self.view(table.weight) for table in tables)
+        self.network = Network(dict(self.module.named_parameters()), width, views)
+
+    def add(self, part: Layer | Normalisation | Product) -> None:
+        """One more piece behind what is there."""
+        self._state = part.on(self.network.graph, self._state)
+
+    def path(self, part: nn.Module, *inside: str) -> str:
+        """Where a module stands, and a name inside of it."""
+        return ".".join(filter(None, (self._paths[id(part)], *inside)))
+
+    def view(self, tensor: Tensor, **part: Any) -> View:
+        """A parameter, or a part of it, by its name."""
+        if id(tensor) not in self._names:
+            raise CurvlensError(
+                "A weight of the model is computed from others (a parametrisation?): it is no parameter, and cannot be "
+                "read."
+            )
+        return View(self._names[id(tensor)], **part)
+
+    def linear(self, part: nn.Module) -> Product:
+        """An nn.Linear (outputs first) or a Conv1D (inputs first)."""
+        return self.split(part, None)
+
+    def split(self, part: nn.Module, outputs: tuple[int, int] | None) -> Product:
+        """Some of the outputs of an nn.Linear or a Conv1D, or all."""
+        if type(part) is not nn.Linear and type(part).__name__ != "Conv1D":
+            raise CurvlensError(f"{self.path(part)!r} is a {type(part).__name__}; expected an nn.Linear or a Conv1D.")
+        weight, bias = part.weight, part.bias
+        assert isinstance(weight, Tensor)
+        return self.product(self.path(part), weight, bias, outputs, outputs_first=isinstance(part, nn.Linear))  # type: ignore[arg-type]
+
+    def product(
+        self, name: str, weight: Tensor, bias: Tensor | None, outputs: tuple[int, int] | None, *, outputs_first: bool
+    ) -> Product:
+        """A product with a weight, or with the part of it that makes some of the outputs."""
+        some = outputs or (0, None)
+        seen = self.view(weight, rows=some, transposed=True) if outputs_first else self.view(weight, columns=some)
+        return Product(name, seen, None if bias is None else self.view(bias, columns=some))
+
+    def norm(self, part: nn.Module | None) -> Normalisation | None:
+        """An nn.LayerNorm or nn.RMSNorm over one axis; None for an identity."""
+        if part is None or type(part) is nn.Identity:
+            return None
+        if not isinstance(part, (nn.LayerNorm, nn.RMSNorm)) or len(part.normalized_shape) != 1 or part.eps is None:
+            raise CurvlensError(
+                f"{self.path(part)!r} is {part}; expected a LayerNorm or RMSNorm over one axis, with eps."
+            )
+        rms = isinstance(part, nn.RMSNorm)
+        given = (part.weight, None if isinstance(part, nn.RMSNorm) else part.bias)
+        scale, shift = (self.view(vector) if isinstance(vector, Tensor) else None for vector in given)
+        return Normalisation(self.path(part), scale, shift, float(part.eps), "rms" if rms else "layer")
+
+
+def _reference_gpt(reading: _Reading) -> None:
+    model: Any = reading.module
+    c = model.reference_config
+    reading.start(c.d_model, model.embed, model.pos)
+    for block in model.h:
+        attn, mlp = block.attn, block.mlp
+        q, k, v, o = (reading.linear(part) for part in (attn.q, attn.k, attn.v, attn.o))
+        scale = attn.head_dim**-0.5
+        attention = Attention(reading.path(attn), q, k, v, o, attn.n_head, scale, "causal", attn.linear)
+        forward = None
+        if mlp is not None:
+            gate = None if mlp.gate is None else reading.linear(mlp.gate)
+            phi = "silu" if c.activation == "swiglu" else c.activation
+            forward = FeedForward(reading.path(mlp), reading.linear(mlp.up), reading.linear(mlp.down), phi, gate)
+        norms = reading.norm(block.norm1), reading.norm(block.norm2)
+        reading.add(Layer(attention, norms[0], forward, norms[1], block.post, block.skip))
+    final = reading.norm(model.final_norm)
+    if final is not None:
+        reading.add(final)
+    reading.add(reading.linear(model.unembed))
+
+
+def _gpt2(reading: _Reading) -> None:
+    model: Any = reading.module
+    base = model.transformer if hasattr(model, "transformer") else model
+    config = base.config
+    phi = HUGGING_FACE.get(config.activation_function)
+    if phi is None:
+        raise CurvlensError(
+            f"The activation is {config.activation_function!r}; known are {', '.join(map(repr, HUGGING_FACE))}."
+        )
+    if config.add_cross_attention:
+        raise CurvlensError("This GPT-2 has cross-attention, whose second input assembly.read does not know.")
+    reading.start(config.n_embd, base.wte, base.wpe)
+    for block in base.h:
+        attn, mlp = block.attn, block.mlp
+        d = attn.embed_dim
+        q, k, v = (reading.split(attn.c_attn, (i * d, (i + 1) * d)) for i in range(3))
+        o = reading.linear(attn.c_proj)
+        attention = Attention(reading.path(attn), q, k, v, o, attn.num_heads, _gpt2_scale(attn), "causal")
+        forward = FeedForward(reading.path(mlp), reading.linear(mlp.c_fc), reading.linear(mlp.c_proj), phi)
+        reading.add(Layer(attention, reading.norm(block.ln_1), forward, reading.norm(block.ln_2)))
+    final = reading.norm(base.ln_f)
+    assert final is not None
+    reading.add(final)
+    if base is not model:
+        reading.add(reading.linear(model.lm_head))
+
+
+def _gpt2_scale(attn: Any) -> float:
+    """τ of a layer, from its settings: the attribute that holds it is younger than they are."""
+    scale = attn.head_dim**-0.5 if attn.scale_attn_weights else 1.0
+    return float(scale / (attn.layer_idx + 1) if attn.scale_attn_by_inverse_layer_idx else scale)
+
+
+def _encoder_layer(reading: _Reading) -> None:
+    layer: Any = reading.module
+    reading.start(layer.linear1.in_features)
+    _add_encoder_layer(reading, layer)
+
+
+def _encoder(reading: _Reading) -> None:
+    encoder: Any = reading.module
+    reading.start(encoder.layers[0].linear1.in_features)
+    for layer in encoder.layers:
+        _add_encoder_layer(reading, layer)
+    final = reading.norm(encoder.norm)
+    if final is not None:
+        reading.add(final)
+
+
+def _add_encoder_layer(reading: _Reading, layer: Any) -> None:
+    attn = layer.self_attn
+    if not attn.batch_first:
+        raise CurvlensError("The layer has batch_first=False, tokens before samples: build it with batch_first=True.")
+    d, name = attn.embed_dim, reading.path(attn, "in_proj")
+    q, k, v = (
+        reading.product(name, attn.in_proj_weight, attn.in_proj_bias, (i * d, (i + 1) * d), outputs_first=True)
+        for i in range(3)
+    )
+    out = attn.out_proj
+    o = reading.product(reading.path(out), out.weight, out.bias, None, outputs_first=True)
+    attention = Attention(reading.path(attn), q, k, v, o, attn.num_heads, attn.head_dim**-0.5, reading.mask)
+    up, down = reading.linear(layer.linear1), reading.linear(layer.linear2)
+    forward = FeedForward(reading.path(layer), up, down, _torch_activation(layer.activation))
+    reading.add(Layer(attention, reading.norm(layer.norm1), forward, reading.norm(layer.norm2), not layer.norm_first))
+
+
+def _torch_activation(function: Any) -> str:
+    for name, same, kind in (("relu", F.relu, nn.ReLU), ("gelu", F.gelu, nn.GELU), ("silu", F.silu, nn.SiLU)):
+        if function is same or type(function) is kind:
+            return "gelu_tanh" if getattr(function, "approximate", "none") == "tanh" else name
+    raise CurvlensError(f"The activation is {function!r}; known are relu, gelu and silu of torch.")
+
+
+READERS: tuple[tuple[str, str, Callable[[_Reading], None]], ...] = (
+    ("GPT", r"curvlens\.models\..*", _reference_gpt),
+    ("GPT2LMHeadModel", r"transformers\.models\.gpt2\..*", _gpt2),
+    ("GPT2Model", r"transformers\.models\.gpt2\..*", _gpt2),
+    ("TransformerEncoderLayer", r"torch\.nn\.modules\.transformer", _encoder_layer),
+    ("TransformerEncoder", r"torch\.nn\.modules\.transformer", _encoder),
+)
+"""Class, module in which it is defined, and what reads it."""

@@ -1,0 +1,163 @@
+"""The exact Hessian of a network at a point: the whole, the Gauss–Newton part, and the part of every primitive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from curvlens.assembly.elimination import Elimination
+from curvlens.assembly.graph import Trace, View
+from curvlens.assembly.ledger import INPUT, Assembled, Ledger
+from curvlens.assembly.loss import End
+from curvlens.assembly.products import product
+from curvlens.calculus.form import Form
+from curvlens.calculus.inputs import require_room
+from curvlens.errors import CurvlensError, listing, nearest
+
+CHUNK = 1 << 25
+"""Numbers in the tangents of all states at a time: 256 MB in float64."""
+
+
+class NetworkHessian:
+    """H = GGN + Σ_m M_m, M_m the part of the primitive m; every one a form, assembled when it is first asked for."""
+
+    def __init__(self, trace: Trace, loss: End, wrt: Sequence[str]) -> None:
+        self._trace, self._loss = trace, loss
+        self._adjoints = trace.adjoints(loss.gradient)
+        self._like = trace.output
+        self._moved = [trace.states[0], *trace.graph.parameters.values()]
+        self._versions = [tensor._version for tensor in self._moved]
+        x = trace.states[0]
+        self.shapes: dict[str, tuple[int, int]] = {}
+        for name in wrt:
+            rows, columns = (x[..., 0].numel(), x.shape[-1]) if name == INPUT else trace.graph.parameters[name].shape
+            self.shapes[name] = (rows, columns)
+        self.size = sum(rows * columns for rows, columns in self.shapes.values())
+        self._sources: dict[str, list[int]] = {}
+        for position, (node, primitive) in enumerate(zip(trace.nodes, trace.at, strict=True)):
+            if primitive.curved:
+                self._sources.setdefault(node.name, []).append(position)
+
+    def __repr__(self) -> str:
+        return (
+            f"Hessian of a network ({self.size} × {self.size}; {len(self.shapes)} blocks each way, "
+            f"{len(self._sources)} parts and the Gauss–Newton part)"
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters, in the order of `dense`."""
+        return tuple(self.shapes)
+
+    @cached_property
+    def total(self) -> Form:
+        """H."""
+        return self._assemble("total", "Hessian of a network")
+
+    @cached_property
+    def ggn(self) -> Form:
+        """The Gauss–Newton matrix Σ Jᵀ Λ J of the outputs."""
+        return self._assemble("ggn", "Gauss–Newton matrix of a network")
+
+    @cached_property
+    def functional(self) -> Form:
+        """H − GGN, the sum of all parts."""
+        return self._assemble("functional", "Functional part of a network's Hessian")
+
+    @cached_property
+    def parts(self) -> Mapping[str, Form]:
+        """M_m by the name of the primitive; each is assembled when it is asked for."""
+        return Parts(self)
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The primitives that have a part, in the order in which they are computed."""
+        return tuple(self._sources)
+
+    def matvec(self, v: Tensor, part: str = "total") -> Tensor:
+        """H v without H, or M v of a part: v is (size,), or (size, k) for the columns of a matrix."""
+        if not isinstance(v, Tensor) or v.ndim not in (1, 2) or len(v) != self.size or v.is_complex():
+            given = f"shape {tuple(v.shape)}, {v.dtype}" if isinstance(v, Tensor) else f"a {type(v).__name__}"
+            raise CurvlensError(
+                f"The Hessian takes a vector of {self.size} numbers (blocks {listing(self.shapes)}) or a "
+                f"({self.size}, k) matrix, got {given}."
+            )
+        with_loss, sources = self._selected(part)
+        columns = v.detach().to(self._like).reshape(self.size, -1)
+        direction: dict[str, Tensor] = {}
+        pieces = torch.split(columns, [rows * width for rows, width in self.shapes.values()])
+        for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True):
+            axes = self._trace.states[0].shape if name == INPUT else shape
+            direction[name] = piece.reshape(*axes, -1)
+        curvature = self._loss.apply if with_loss else None
+        result = product(self._trace, self._adjoints, direction, curvature, sources)
+        return torch.cat([result[name].reshape(-1, columns.shape[1]) for name in self.shapes]).reshape(v.shape)
+
+    def _selected(self, part: str) -> tuple[bool, list[int]]:
+        """Whether the curvature of the loss counts, and which primitives' does."""
+        if self._versions != [tensor._version for tensor in self._moved]:
+            raise CurvlensError("A parameter or the input was changed in place since; call hessian again.")
+        every = [position for positions in self._sources.values() for position in positions]
+        if part in ("total", "ggn", "functional"):
+            return part != "functional", [] if part == "ggn" else every
+        if part not in self._sources:
+            known = ["total", "ggn", "functional", *self._sources]
+            raise CurvlensError(f"There is no part {part!r}. {nearest(str(part), known)}")
+        return False, self._sources[part]
+
+    @torch.no_grad()
+    def _assemble(self, part: str, title: str) -> Form:
+        """The matrix of a part: where it is smaller than the largest state, column by column, else by elimination."""
+        widest = max(self._trace.size(state) for state in self._trace.states)
+        instead = "Without building it: `matvec`; or fewer parameters: `wrt=`."
+        if self.size <= widest:
+            require_room(2 * self.size**2, self._like, title, instead)
+            return Assembled(self.shapes, self._by_columns(part), title)
+        with_loss, sources = self._selected(part)
+        refs = [ref for node in self._trace.nodes for ref in node.inputs]
+        uses = [ref for ref in refs if isinstance(ref, View) and ref.name in self.shapes]
+        width = sum(use.of(self._trace.graph.parameters[use.name]).numel() for use in uses)
+        width += math.prod(self.shapes[INPUT]) if INPUT in self.shapes else 0
+        work = 2 * len(self._like) * widest * (width + 2 * widest) + width * self.size
+        require_room(width**2 + work, self._like, f"{title}, with room to work in,", instead)
+        ledger = Ledger(self.shapes, width, self._like)
+        elimination = Elimination(self._trace, self._adjoints, ledger)
+        elimination.run(self._loss.dense() if with_loss else None, sources)
+        return ledger.form(title)
+
+    def _by_columns(self, part: str) -> Tensor:
+        """The matrix of a part by products with unit vectors, so many at a time that their tangents are few enough."""
+        numbers = sum(state.numel() for state in self._trace.states.values())
+        units = torch.eye(self.size, dtype=self._like.dtype, device=self._like.device)
+        step = max(1, CHUNK // numbers)
+        matrix = torch.cat([self.matvec(chunk, part) for chunk in torch.split(units, step, 1)], 1)
+        return (matrix + matrix.T).div_(2)
+
+
+class Parts(Mapping[str, Form]):
+    """The functional parts by name, made one at a time and kept."""
+
+    def __init__(self, hessian: NetworkHessian) -> None:
+        self._hessian = hessian
+        self._made: dict[str, Form] = {}
+
+    def __getitem__(self, name: str) -> Form:
+        if name not in self._made:
+            known = self._hessian.part_names
+            if name not in known:
+                raise CurvlensError(f"There is no part {name!r}. {nearest(str(name), known)}")
+            self._made[name] = self._hessian._assemble(name, f"Part of {name} in a network's Hessian")
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._hessian.part_names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._hessian.part_names)
+
+    def __len__(self) -> int:
+        return len(self._hessian.part_names)
