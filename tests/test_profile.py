@@ -17,6 +17,7 @@ import curvlens as cl
 import small
 from cases import CASES, Case
 from curvlens.operators import activation_hessian, module_part
+from curvlens.operators.modules import Traces
 from curvlens.profiling import propagation
 from families import MORE
 
@@ -531,3 +532,43 @@ def test_propagation_by_layer_and_by_role(tmp_path: Any) -> None:
         propagation(problem, by="head")  # type: ignore[arg-type]
     with pytest.raises(cl.CurvlensError, match="No layers were found"):
         propagation(of(nn.Linear(3, 3)))
+
+
+# Against the assembly of closed forms, which shares no code with the profiler
+
+
+@pytest.mark.parametrize("norm", ["pre", "post", "none"])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_the_profiler_equals_the_closed_forms(norm: str, activation: str) -> None:
+    """zᵀ M z' of every row and every probe, from the cut model and from matrices in closed form, to 1e-10."""
+    model = small.gpt(n_layer=2, norm=norm, activation=activation)
+    tokens, labels = small.tokens_and_labels()
+    problem = cl.Problem(model, (tokens, labels), cl.losses.CrossEntropy())
+    closed = cl.assembly.read(model).hessian(tokens, labels=labels)
+    parts = {name: part.dense() for name, part in closed.parts.items()}
+    z = torch.stack([small.direction(problem.layout.size, seed) for seed in range(3)])
+    (trace,) = Traces(problem)
+    table, outer = trace.forms([problem.layout.unflatten(v) for v in z], 3)
+    whole = float(z[0] @ closed.total.dense() @ z[0])
+    size = sum(float((z @ part @ z.T).abs().max()) for part in parts.values()) + abs(whole)
+    assert float((outer / trace.count - z @ closed.ggn.dense() @ z.T).abs().max()) < 1e-10 * size
+    own = {path: forms / trace.count for path, forms in table.items()}
+    seen = set()
+    for path, forms in own.items():
+        inner = [name for name in parts if name == path or name in (f"{path}.activation", f"{path}.gating")]
+        truth = sum((z @ parts[name] @ z.T for name in inner), torch.zeros(3, 3, dtype=torch.float64))
+        assert float((forms - truth).abs().max()) < 1e-10 * size, path
+        seen |= set(inner)
+    assert seen == set(parts)
+
+
+def test_matrices_of_rows_equal_the_closed_forms() -> None:
+    """Traces and norms by dense evaluation: the operator of a row against the part of the assembly, to 1e-10."""
+    problem = small.problem()
+    tokens, labels = small.tokens_and_labels()
+    closed = cl.assembly.read(problem.model).hessian(tokens, labels=labels)
+    for path in ("h.0.attn.scores", "h.0.attn.softmax", "h.0.norm1", "unembed"):
+        found, truth = module_part(problem, path).dense(), closed.parts[path]
+        assert small.relative(found, truth.dense()) < 1e-10
+        assert abs(float(found.norm()) - truth.norm()) < 1e-10 * truth.norm()
+        assert abs(float(found.trace()) - truth.trace()) < 1e-10 * truth.norm()
