@@ -1,6 +1,6 @@
 """What comes out: frozen numbers with their errors and where they come from, saved as JSON and safetensors."""
 
-from curvlens.results.base import Result, load
+from curvlens.results.base import Result, claim, load
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import ByBlock, Estimate
@@ -17,5 +17,6 @@ __all__ = [
     "Result",
     "Row",
     "Solution",
+    "claim",
     "load",
 ]

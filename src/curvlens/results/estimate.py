@@ -71,6 +71,21 @@ class Estimate(Result):
             return f"{float(self.value):.4g} (one probe: error unknown)"
         return with_error(float(self.value), float(self.stderr))
 
+    def short(self, factor: float = 1.0) -> tuple[str, str]:
+        """Value and error as texts for a table; no error where it is below the fourth digit.
+
+        >>> estimate = Estimate(torch.tensor(0.3512), torch.tensor(0.0234), 4, dof=3)
+        >>> estimate.short(), estimate.short(100)
+        (('0.351', '0.023'), ('35.1', '2.3'))
+        """
+        value, error = factor * float(self), factor * float(self.stderr)
+        if math.isnan(value):
+            return "not known", ""
+        if not error > 5e-5 * abs(value) or not math.isfinite(error):
+            return f"{value:.4g}", ""
+        said, _, spread = with_error(value, error).partition(" ± ")
+        return said, spread
+
     def __format__(self, spec: str) -> str:
         return format(float(self), spec) if spec else str(self)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
+
 from curvlens.errors import CurvlensError, nearest
 from curvlens.results.base import Provenance, Result
 from curvlens.results.estimate import Estimate
@@ -80,9 +82,23 @@ class Profile(Result):
 
     def children(self, path: str = "") -> list[Row]:
         """The rows right below a path."""
-        inside = [row for row in self if row.path != path and (not path or row.path.startswith(f"{path}."))]
-        paths = {row.path for row in inside}
-        return [row for row in inside if not any(above in paths for above in _above(row.path) if above != path)]
+        return self.tree()[self[path].path]
+
+    def tree(self) -> dict[str, list[Row]]:
+        """The rows right below every path, in the order of the model."""
+        below: dict[str, list[Row]] = {path: [] for path in self.rows}
+        for row in self:
+            parent = next((above for above in reversed(_above(row.path)) if above in below), None)
+            if parent is not None:
+                below[parent].append(row)
+        return below
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the terms are the Hessian to rounding; not if there are gaps."""
+        dtype, shape = self.provenance.get("dtype", "float64"), self.provenance.get("shape", [1])
+        allowed = 1e3 * float(shape[0]) ** 0.5 * torch.finfo(getattr(torch, dtype)).eps
+        return self.mismatch <= max(allowed, 1e-9)
 
     def depth(self, path: str) -> int:
         """How many rows are above it."""
