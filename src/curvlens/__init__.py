@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from curvlens import calculus, losses
+from curvlens import calculus, figures, losses
 from curvlens.doctor import doctor
 from curvlens.errors import CurvlensError, CurvlensWarning
 from curvlens.linalg import density, diagonal, eigs, frobenius, trace
@@ -28,6 +28,7 @@ __all__ = [
     "doctor",
     "eigs",
     "empirical_fisher",
+    "figures",
     "fisher",
     "frobenius",
     "functional",

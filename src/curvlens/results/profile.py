@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -98,11 +99,31 @@ class Profile(Result):
         """Whether the terms are the Hessian to rounding; not if there are gaps."""
         dtype, shape = self.provenance.get("dtype", "float64"), self.provenance.get("shape", [1])
         allowed = 1e3 * float(shape[0]) ** 0.5 * torch.finfo(getattr(torch, dtype)).eps
-        return self.mismatch <= max(allowed, 1e-9)
+        return bool(self.mismatch <= max(allowed, 1e-9))
 
     def depth(self, path: str) -> int:
         """How many rows are above it."""
         return sum(above in self.rows for above in _above(path))
+
+    @property
+    def headline(self) -> str:
+        """What was looked at, in a line."""
+        facts, about = [self.rows[""].kind], self.provenance
+        if "shape" in about:
+            facts.append(f"{about['shape'][0]:,} parameters")
+        if "n_tokens" in about:
+            facts.append(f"{float(about['n_tokens']):,.10g} tokens")
+        if "dtype" in about:
+            facts.append(str(about["dtype"]))
+        return "Curvature of " + ", ".join([*facts, f"{self.samples} probes"])
+
+    @property
+    def check(self) -> str:
+        """What the comparison with zᵀHz says, in a line."""
+        if math.isnan(self.mismatch):
+            return "whether the rows add up to zᵀHz is not known: there are gaps"
+        size = f"{self.mismatch:.0e} of the sum of their sizes"
+        return f"rows add up to zᵀHz within {size}" if self.adds_up else f"rows do not add up to zᵀHz: off by {size}"
 
     def __repr__(self) -> str:
         return (
