@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -155,7 +156,8 @@ def _written(found: Profile, out: Path | None, html: Path | None) -> Iterator[Pa
     if html is not None:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)
-            html.write_text(icicle(found), encoding="utf-8")
+            # Where there are gaps all shares are unknown, as the norm of H is.
+            html.write_text(icicle(found, "trace" if math.isnan(found.mismatch) else "share"), encoding="utf-8")
         except OSError as error:
             raise CurvlensError(f"{str(html)!r} could not be written: {error.strerror}.") from error
         yield html

@@ -94,9 +94,10 @@ def _count(row: Row, below: dict[str, list[Row]]) -> int:
 
 def fitting(found: Lines, console: Console) -> Table:
     """The table, without its bars or classes where the terminal is too narrow for them."""
-    tables = [_table(found.shown, bar, kinds=kinds) for bar, kinds in ((BAR, True), (0, True), (0, False))]
     if not console.is_terminal:
-        return tables[0]
+        return _table(found.shown, BAR, kinds=True)
+    ways = ((BAR, True), (BAR // 2, True), (BAR // 2, False), (0, False))
+    tables = [_table(found.shown, bar, kinds=kinds) for bar, kinds in ways]
     return next((t for t in tables if width(t, console) <= console.width), tables[-1])
 
 
@@ -119,24 +120,25 @@ def _table(shown: list[Line], bar: int, *, kinds: bool) -> Table:
         cells = [line.spectral if name == "spectral" else getattr(line.portion, name) for line in shown]
         if all(cell is None for cell in cells):
             continue
-        columns.append(list(_numbers(cells, factor)))
+        columns.append(list(_numbers(cells, factor, len(heading))))
         # Not justified to the right by the table, which would strip the blanks by which the signs ± stand in a line.
         result.add_column(heading.rjust(len(columns[-1][0])), no_wrap=True)
         if name == "share" and bar:
             result.add_column("", no_wrap=True)
             columns.append(list(_bars([float(line.portion.share) for line in shown], bar)))
     for i, line in enumerate(shown):
-        label = Text(line.guide, style="dim").append(line.name, style="bold" if i < 3 else "not dim")
+        label = Text().append(line.guide, style="dim").append(line.name, style="bold" if i < 3 else "")
         if kinds and line.kind not in ("", line.name):
             label.append(f"  {line.kind}", style="dim")
         result.add_row(label, *(column[i] for column in columns))
     return result
 
 
-def _numbers(cells: list[Estimate | None], factor: float) -> Iterator[Text]:
-    """Values below each other, and their errors; all of one length."""
+def _numbers(cells: list[Estimate | None], factor: float, least: int) -> Iterator[Text]:
+    """Values below each other, and their errors; all of one length, ``least`` or more."""
     texts = [("", "") if cell is None else cell.short(factor) for cell in cells]
-    wide, errors = max(len(value) for value, _ in texts), max(len(error) for _, error in texts)
+    errors = max(len(error) for _, error in texts)
+    wide = max(least - (3 + errors if errors else 0), *(len(value) for value, _ in texts))
     for value, error in texts:
         text = Text(value.rjust(wide), style="yellow" if value == "not known" else "")
         if errors:

@@ -61,7 +61,7 @@ const inside = (i, other) => {
 };
 
 // Extents: Σ |own| of all that is in a row; what is not known gets room that means nothing.
-let extents, sizes;
+let extents, sizes, sum;
 function layout() {
   const values = rows.map((row) => number(row.own, quantity)[0]);
   const known = values.reduce((sum, x) => sum + Math.abs(x ?? 0), 0);
@@ -69,7 +69,8 @@ function layout() {
   sizes = values.map((x) => (x === null ? (known || 1) / (2 * gaps) : Math.abs(x)));
   extents = sizes.slice();
   for (let i = rows.length - 1; i > 0; i--) extents[rows[i].parent] += extents[i];
-  if (!extents[0]) extents[0] = 1; // all is zero: the model alone is to be seen
+  sum = extents[0];
+  if (!sum) extents[0] = 1; // all is zero: the model alone is to be seen
   ofRow.get(0).from = 0;
   rows.forEach((_, i) => {
     const cell = ofRow.get(i);
@@ -89,23 +90,24 @@ function paint(element, part, largest) {
   element.classList.toggle("unknown", value === null);
   element.classList.toggle("positive", value > 0);
   element.classList.toggle("negative", value < 0);
-  element.style.setProperty("--t", largest ? Math.sqrt(Math.abs(value ?? 0) / largest) : 0);
+  element.style.setProperty("--t", value ? Math.sqrt(Math.min(Math.abs(value) / largest, 1)) : 0);
 }
 
 function draw() {
   layout();
-  const size = (part) => Math.abs(number(part, quantity)[0] ?? 0);
-  const largest = rows.reduce((most, row) => Math.max(most, size(row.total), size(row.own)), size(data.ggn));
   for (const cell of cells) {
-    paint(cell.element, cell.part, largest);
     cell.first.lastChild.textContent = "  " + short(cell.part);
     const what = cell.own ? "own code of " + (cell.row.path || "the model") : cell.row.path || "functional";
     cell.element.setAttribute("aria-label", what + ", " + data.quantities[quantity].title + " " + short(cell.part));
   }
-  drawWhole(largest);
-  drawLegend(largest);
   for (const button of choice.children) button.setAttribute("aria-pressed", button.dataset.name === quantity);
   place();
+}
+
+// The value of the full colour: the largest own code that is to be seen. Totals of many may be beyond it.
+function strongest() {
+  const values = rows.map((row, i) => (inside(i, focus) ? Math.abs(number(row.own, quantity)[0] ?? 0) : 0));
+  return Math.max(...values) || Math.abs(number(data.ggn, quantity)[0] ?? 0);
 }
 
 function fit(element, pixels) {
@@ -122,6 +124,7 @@ function place() {
   const levels = 1 + Math.max(...seen.map((c) => c.depth)) - first;
   const height = tree.clientHeight;
   const kept = new Set(seen);
+  const largest = strongest();
   for (const cell of cells) {
     const style = cell.element.style;
     if (!kept.has(cell) || (cell.depth === first && !inside(focus, cell.i))) {
@@ -130,12 +133,15 @@ function place() {
     }
     const top = Math.max(cell.from, from), bottom = Math.min(cell.to, to);
     style.display = "";
+    paint(cell.element, cell.part, largest);
     style.top = (100 * (top - from)) / (to - from) + "%";
     style.height = (100 * (bottom - top)) / (to - from) + "%";
     style.left = (100 * (cell.depth - first)) / levels + "%";
     style.width = 100 / levels + "%";
     fit(cell.element, (height * (bottom - top)) / (to - from));
   }
+  drawWhole(largest);
+  drawLegend(largest);
   link.style.visibility = focus ? "hidden" : "";
   crumbs.replaceChildren();
   for (const i of [...pathTo(focus)]) {
@@ -154,7 +160,7 @@ function pathTo(i) {
 function drawWhole(largest) {
   const ggn = number(data.ggn, quantity)[0];
   const height = ggn === null ? extents[0] / 2 : Math.abs(ggn);
-  const split = (100 * height) / (height + extents[0]);
+  const split = height + sum ? (100 * height) / (height + sum) : 50;
   whole.replaceChildren();
   const parts = [
     ["GGN", data.ggn, 0, split],
@@ -187,11 +193,13 @@ function drawLegend(largest) {
   const scale = document.getElementById("scale");
   const ticks = signed ? [-1, -0.25, 0, 0.25, 1] : [0, 0.25, 1];
   scale.className = signed ? "both" : "single";
+  scale.hidden = !largest;
   scale.replaceChildren(
     ...ticks.map((tick, i) => {
       const factor = data.quantities[quantity].unit ? 100 : 1;
+      const bound = tick === 1 ? "≥ " : tick === -1 ? "≤ " : "";
       const text = Number((factor * tick * largest).toPrecision(3)) + data.quantities[quantity].unit;
-      const span = make("span", text.replace("-", "−"));
+      const span = make("span", bound + text.replace("-", "−"));
       span.style.left = (100 * i) / (ticks.length - 1) + "%";
       return span;
     }),

@@ -107,6 +107,9 @@ def _page(profile: Profile, data: dict[str, Any]) -> str:
         note = f'<p class="note">note: {_text(profile.note)}</p>'
     sign, mark = ("good", "✓") if profile.adds_up else ("bad", "✗")
     traces = [" ± ".join(filter(None, p.trace.short())) for p in (profile.hessian, profile.ggn, profile[""].total)]
+    split = (
+        f"traces {traces[0]} = {traces[1]} + ({traces[2]})" if math.isfinite(profile.mismatch) else "traces not known"
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -121,7 +124,7 @@ def _page(profile: Profile, data: dict[str, Any]) -> str:
 <header>
 <h1>Where the curvature comes from</h1>
 <p>{headline}.</p>
-<p>H = GGN + functional part; traces {traces[0]} = {traces[1]} + ({traces[2]}).
+<p>H = GGN + functional part; {split}.
 <span class="{sign}">{mark} {_text(profile.check)}</span></p>
 {note}
 </header>
@@ -134,7 +137,8 @@ def _page(profile: Profile, data: dict[str, Any]) -> str:
 </main>
 <div id="legend"><div id="scale"></div><p id="words"></p>
 <p>Left: the Hessian as a whole, GGN and functional part on one scale; right: the functional part, module by module.
-Click, or Enter, zooms in; Escape zooms out; arrow keys walk. Errors are standard errors, those of λ_max bounds.</p>
+Point at a cell, or walk with the arrow keys, for all its numbers; click, or Enter, zooms in, Escape out. Errors are
+standard errors, those of λ_max bounds.</p>
 </div>
 <details><summary>All numbers</summary><div class="scroll">{_table(profile)}</div></details>
 <details><summary>Provenance</summary><dl>{_provenance(profile.provenance)}</dl></details>

@@ -84,7 +84,7 @@ class Estimate(Result):
         if not error > 5e-5 * abs(value) or not math.isfinite(error):
             return f"{value:.4g}", ""
         said, _, spread = with_error(value, error).partition(" ± ")
-        return said, spread
+        return said if float(said) else said.lstrip("-"), spread
 
     def __format__(self, spec: str) -> str:
         return format(float(self), spec) if spec else str(self)

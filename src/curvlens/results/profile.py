@@ -122,7 +122,7 @@ class Profile(Result):
         """What the comparison with zᵀHz says, in a line."""
         if math.isnan(self.mismatch):
             return "whether the rows add up to zᵀHz is not known: there are gaps"
-        size = f"{self.mismatch:.0e} of the sum of their sizes"
+        size = f"{self.mismatch:.1g} of the sum of their sizes"
         return f"rows add up to zᵀHz within {size}" if self.adds_up else f"rows do not add up to zᵀHz: off by {size}"
 
     def __repr__(self) -> str:
