@@ -188,6 +188,7 @@ def test_gaps(script: Path, tmp_path: Path) -> None:
         (("nothing.py:make",), 1, "There is no file 'nothing.py'"),
         (("gpt2",), 1, "--text"),
         (("{script}:sick",), 1, "model.eval()"),
+        (("{script}:make", "--double"), 1, "write model.double() yourself"),
         (("{script}:make", "--spectral", "h.0.atn"), 1, "Did you mean 'h.0.attn'"),
         (("{script}:make", "--sort", "top", "--no-top"), 1, "--no-top leaves out"),
         (("{script}:make", "--out", "{folder}/other"), 1, "not written over"),

@@ -91,6 +91,7 @@ def profile(
     text: Text = None,
     tokens: Tokens = 64,
     sequences: Sequences = 4,
+    double: Annotated[bool, typer.Option("--double", help="Take a Hugging Face model to float64.")] = False,
     samples: Annotated[int, typer.Option(help="Probes; each costs about five gradients.", min=4)] = 16,
     seed: Annotated[int, typer.Option(help="Seed of the probes.")] = 0,
     depth: Annotated[int | None, typer.Option(help="Levels of the tree that are shown; all.", min=0)] = None,
@@ -105,6 +106,6 @@ def profile(
     html: Annotated[Path | None, typer.Option(help="Write the tree as a chart, one HTML file.")] = None,
 ) -> None:
     """Print where the curvature comes from: the Gauss-Newton part, and the functional part of every module."""
-    request = Request(target, text, tokens, sequences, samples, seed, not no_top, spectral or ())
+    request = Request(target, text, tokens, sequences, double, samples, seed, not no_top, spectral or ())
     view = View(depth, sort, own, everything)
     _told(lambda: show_profile(request, view, out=out, html=html))

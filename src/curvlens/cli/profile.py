@@ -32,6 +32,7 @@ class Request:
     text: Path | None
     tokens: int
     sequences: int
+    double: bool
     samples: int
     seed: int
     top: bool
@@ -46,11 +47,13 @@ def show_profile(request: Request, view: View, *, out: Path | None, html: Path |
         claim(out)
     if html is not None:
         _claim_page(html)
-    made = posed(request.target, request.text, tokens=request.tokens, sequences=request.sequences)
+    made = posed(
+        request.target, request.text, tokens=request.tokens, sequences=request.sequences, double=request.double
+    )
     with _warnings_told() as told:
         found = _computed(made if isinstance(made, Problem) else Problem(*made), request)
     console, err = Console(), Console(stderr=True)
-    for warning in told:
+    for warning in dict.fromkeys(told):
         if not found.note or found.note not in warning:
             err.print(Text(f"warning: {printable(warning)}", style="yellow"), soft_wrap=True)
     _show(found, view, console)

@@ -16,14 +16,16 @@ Posed = Problem | tuple[nn.Module, Any, Any]
 """A problem, or the model, data and loss that one would be made of."""
 
 
-def posed(target: str, text: Path | None, *, tokens: int, sequences: int) -> Posed:
-    """What a target is: ``file.py:name``, or a Hugging Face folder or name with a text."""
+def posed(target: str, text: Path | None, *, tokens: int, sequences: int, double: bool = False) -> Posed:
+    """What a target is: ``file.py:name``, or a Hugging Face folder or name with a text, in float64 if asked for."""
     if is_code(target):
+        if double:
+            raise CurvlensError(f"--double is for Hugging Face models. In {target} write model.double() yourself.")
         return _checked(from_code(target), target)
     if text is None:
         raise CurvlensError("A Hugging Face model needs a text to be looked at on: --text file.txt.")
     model, tokenizer = with_weights(target)
-    return model, _batch(tokenizer, text, tokens, sequences), CausalLM()
+    return model.double() if double else model, _batch(tokenizer, text, tokens, sequences), CausalLM()
 
 
 def _checked(made: Any, target: str) -> Posed:

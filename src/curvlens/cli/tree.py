@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from curvlens.errors import printable
-from curvlens.results import Estimate, Portion, Profile, Row
+from curvlens.results import DIGITS, Estimate, Portion, Profile, Row
 
 Sort = Literal["order", "trace", "share", "frobenius", "top"]
 POSITIVE, NEGATIVE = "dodger_blue1", "dark_orange"
@@ -120,7 +120,8 @@ def _table(shown: list[Line], bar: int, *, kinds: bool) -> Table:
         cells = [line.spectral if name == "spectral" else getattr(line.portion, name) for line in shown]
         if all(cell is None for cell in cells):
             continue
-        columns.append(list(_numbers(cells, factor, len(heading))))
+        texts = [("", "") if cell is None else cell.short(factor, DIGITS[name]) for cell in cells]
+        columns.append(list(_numbers(texts, len(heading))))
         # Not justified to the right by the table, which would strip the blanks by which the signs ± stand in a line.
         result.add_column(heading.rjust(len(columns[-1][0])), no_wrap=True)
         if name == "share" and bar:
@@ -134,9 +135,8 @@ def _table(shown: list[Line], bar: int, *, kinds: bool) -> Table:
     return result
 
 
-def _numbers(cells: list[Estimate | None], factor: float, least: int) -> Iterator[Text]:
+def _numbers(texts: list[tuple[str, str]], least: int) -> Iterator[Text]:
     """Values below each other, and their errors; all of one length, ``least`` or more."""
-    texts = [("", "") if cell is None else cell.short(factor) for cell in cells]
     errors = max(len(error) for _, error in texts)
     wide = max(least - (3 + errors if errors else 0), *(len(value) for value, _ in texts))
     for value, error in texts:
@@ -150,17 +150,17 @@ def _bars(shares: list[float], cells: int) -> Iterator[Text]:
     """From zero to the right what is positive, to the left what is negative; none for the Hessian, which is all."""
     known = [share for share in shares[1:] if not math.isnan(share)]
     low, high = min([0.0, *known]), max([0.0, *known])
-    unit = cells / ((high - low) or 1.0)
-    zero = math.ceil(-low * unit) if low < 0 else 0
+    zero = math.ceil(-low * cells / (high - low)) if low < 0 else 0
+    unit = min((cells - zero) / high if high else math.inf, -zero / low if low else math.inf)
     yield Text("")
     for share in shares[1:]:
         if math.isnan(share) or not share:
             yield Text("")
         elif share > 0:
-            whole, part = divmod(round(8 * share * (cells - zero) / high), 8)
+            whole, part = divmod(round(8 * share * unit), 8)
             bar = "█" * whole + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[part]
             yield Text(" " * zero).append(bar or "▏", style=POSITIVE)
         else:
-            whole, part = divmod(round(2 * share * zero / low), 2)
+            whole, part = divmod(round(-2 * share * unit), 2)
             bar = ("▐" if part else "") + "█" * whole or "▕"
             yield Text(" " * (zero - len(bar))).append(bar, style=NEGATIVE)

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.results import Estimate, Portion, Profile
+from curvlens.results import DIGITS, Estimate, Portion, Profile
 
 MARK = '<meta name="generator" content="curvlens">'
 """Stands near the beginning of every page, by which it can be told from the pages of others."""
@@ -92,7 +92,7 @@ def _numbers(portion: Portion) -> dict[str, tuple[float | None, str, str]]:
 
 def _number(estimate: Estimate, name: str) -> tuple[float | None, str, str]:
     value = float(estimate)
-    return value if math.isfinite(value) else None, *estimate.short(_factor(name))
+    return value if math.isfinite(value) else None, *estimate.short(_factor(name), DIGITS[name])
 
 
 def _factor(name: str) -> float:
@@ -191,7 +191,7 @@ def _said(portion: Portion | None, name: str) -> str:
     estimate = getattr(portion, name, None)
     if estimate is None:
         return ""
-    value, error = estimate.short(_factor(name))
+    value, error = estimate.short(_factor(name), DIGITS[name])
     unit = QUANTITIES[name][1] if not math.isnan(float(estimate)) else ""
     return _text(f"{value} ± {error}{unit}" if error else f"{value}{unit}")
 

@@ -4,10 +4,11 @@ from curvlens.results.base import Result, claim, load
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import ByBlock, Estimate
-from curvlens.results.profile import Portion, Profile, Row
+from curvlens.results.profile import DIGITS, Portion, Profile, Row
 from curvlens.results.solution import Solution
 
 __all__ = [
+    "DIGITS",
     "ByBlock",
     "Density",
     "Eigs",
