@@ -61,6 +61,7 @@ def test_pages_have_code() -> None:
         "losses",
         "operators",
         "spectra",
+        "profile",
         "coming-from",
         "precision",
         "attention",

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from curvlens import assembly, calculus, losses
+from curvlens import assembly, calculus, figures, losses
 from curvlens.doctor import doctor
 from curvlens.errors import CurvlensError, CurvlensWarning
 from curvlens.linalg import density, diagonal, eigs, frobenius, trace
@@ -29,6 +29,7 @@ __all__ = [
     "doctor",
     "eigs",
     "empirical_fisher",
+    "figures",
     "fisher",
     "frobenius",
     "functional",

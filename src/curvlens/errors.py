@@ -21,6 +21,15 @@ def listing(names: Iterable[str], limit: int = 6) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
+def printable(name: str) -> str:
+    """A name of the user's, with control characters and the like written out.
+
+    >>> print(printable("h." + chr(27) + "[31mé"))
+    h.\\x1b[31mé
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A half sentence with the nearest known names, or with the first ones if none is near."""
     known = list(known)

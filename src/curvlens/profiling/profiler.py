@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, nearest
 from curvlens.linalg.eigs import eigs
 from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.operators import Operator, hessian
@@ -59,6 +59,7 @@ def profile(
     traces, H = Traces(problem), hessian(problem)
     traces.known()
     products = Products(H, symmetric=True)
+    wanted = [] if isinstance(spectral, bool) else _known(traces, spectral)
     probes, terms, note = products.probes(seed), _Terms(), ""
     try:
         for group in _groups(int(samples), problem):
@@ -76,10 +77,19 @@ def profile(
     if top:
         result = _with_top(result, traces, H)
     if spectral:
-        paths = list(result.rows) if spectral is True else [result[path].path for path in spectral]
+        paths = list(result.rows) if spectral is True else [result[path].path for path in wanted]
         result = _with_spectral(result, traces, paths)
-    _check(result, problem)
+    _check(result)
     return result
+
+
+def _known(traces: Traces, paths: Iterable[str]) -> list[str]:
+    """Paths of the model: a wrong one is told before anything long is computed."""
+    paths, known = [paths] if isinstance(paths, str) else list(paths), traces.known()
+    for path in paths:
+        if path not in known:
+            raise CurvlensError(f"The model has no module {path!r}. {nearest(path, known)}")
+    return paths
 
 
 def _groups(samples: int, problem: Problem) -> list[range]:
@@ -235,10 +245,9 @@ def _with_gaps(result: Profile, blocked: dict[str, str]) -> Profile:
     return replace(result, note="; ".join(filter(None, [result.note, note])))
 
 
-def _check(result: Profile, problem: Problem) -> None:
+def _check(result: Profile) -> None:
     """Terms that do not add up are no profile."""
-    allowed = 1e3 * problem.layout.size**0.5 * torch.finfo(problem.dtype).eps
-    if not result.mismatch <= max(allowed, 1e-9):
+    if not result.adds_up:
         warn(
             f"The terms of the profile do not add up to the Hessian: they are off by {result.mismatch:.1g} of the sum "
             "of their sizes. Is there a module whose result depends on more than its inputs and parameters?"

@@ -1,14 +1,15 @@
 """What comes out: frozen numbers with their errors and where they come from, saved as JSON and safetensors."""
 
-from curvlens.results.base import Result, load
+from curvlens.results.base import Result, claim, load
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import ByBlock, Estimate
-from curvlens.results.profile import Portion, Profile, Row
+from curvlens.results.profile import DIGITS, Portion, Profile, Row
 from curvlens.results.propagation import Amount, Level, Propagation
 from curvlens.results.solution import Solution
 
 __all__ = [
+    "DIGITS",
     "Amount",
     "ByBlock",
     "Density",
@@ -21,5 +22,6 @@ __all__ = [
     "Result",
     "Row",
     "Solution",
+    "claim",
     "load",
 ]

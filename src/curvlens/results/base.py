@@ -113,6 +113,20 @@ def load(path: str | os.PathLike[str]) -> Any:
         raise CurvlensError(f"{str(text)!r} is no complete {kind}: {error}.") from error
 
 
+def claim(path: str | os.PathLike[str]) -> Path:
+    """The file that ``save(path)`` writes; an error if something is there that ``save`` did not write."""
+    text = _json_file(path)
+    if not os.path.lexists(text):
+        return text
+    try:
+        ours = {"format", "kind", "fields"} <= _read(text).keys()
+    except CurvlensError:
+        ours = False
+    if not ours:
+        raise CurvlensError(f"{str(text)!r} is no saved result, so it is not written over. Choose another name.")
+    return text
+
+
 def require_tensors(result: Any, *names: str) -> None:
     """Fields of a result that came from a file have to be what they say."""
     for name in names:

@@ -71,6 +71,21 @@ class Estimate(Result):
             return f"{float(self.value):.4g} (one probe: error unknown)"
         return with_error(float(self.value), float(self.stderr))
 
+    def short(self, factor: float = 1.0, digits: int = 4) -> tuple[str, str]:
+        """Value and error as texts for a table; no error where it is too small to be seen in so many digits.
+
+        >>> estimate = Estimate(torch.tensor(0.3512), torch.tensor(0.0234), 4, dof=3)
+        >>> estimate.short(), estimate.short(100)
+        (('0.351', '0.023'), ('35.1', '2.3'))
+        """
+        value, error = factor * float(self), factor * float(self.stderr)
+        if math.isnan(value):
+            return "not known", ""
+        if not error > 0.5 * 10.0 ** (1 - digits) * abs(value) or not math.isfinite(error):
+            return f"{value:#.{digits}g}".rstrip(".") if value else "0", ""
+        said, _, spread = with_error(value, error).partition(" ± ")
+        return said if float(said) else said.lstrip("-"), spread
+
     def __format__(self, spec: str) -> str:
         return format(float(self), spec) if spec else str(self)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import torch
 
 from curvlens.errors import CurvlensError, nearest
 from curvlens.results.base import Provenance, Result
 from curvlens.results.estimate import Estimate
 
-COLUMNS = ("trace", "share", "frobenius", "top", "spectral")
+DIGITS = {"trace": 4, "share": 4, "frobenius": 4, "top": 3, "spectral": 4}
+"""What is known of a term, with the digits in which a table shows it where the error is smaller."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +84,47 @@ class Profile(Result):
 
     def children(self, path: str = "") -> list[Row]:
         """The rows right below a path."""
-        inside = [row for row in self if row.path != path and (not path or row.path.startswith(f"{path}."))]
-        paths = {row.path for row in inside}
-        return [row for row in inside if not any(above in paths for above in _above(row.path) if above != path)]
+        return self.tree()[self[path].path]
+
+    def tree(self) -> dict[str, list[Row]]:
+        """The rows right below every path, in the order of the model."""
+        below: dict[str, list[Row]] = {path: [] for path in self.rows}
+        for row in self:
+            parent = next((above for above in reversed(_above(row.path)) if above in below), None)
+            if parent is not None:
+                below[parent].append(row)
+        return below
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the terms are the Hessian to rounding; not if there are gaps."""
+        dtype, shape = self.provenance.get("dtype", "float64"), self.provenance.get("shape", [1])
+        allowed = 1e3 * float(shape[0]) ** 0.5 * torch.finfo(getattr(torch, dtype)).eps
+        return bool(self.mismatch <= max(allowed, 1e-9))
 
     def depth(self, path: str) -> int:
         """How many rows are above it."""
         return sum(above in self.rows for above in _above(path))
+
+    @property
+    def headline(self) -> str:
+        """What was looked at, in a line."""
+        facts, about = [self.rows[""].kind], self.provenance
+        if "shape" in about:
+            facts.append(f"{about['shape'][0]:,} parameters")
+        if "n_tokens" in about:
+            facts.append(f"{float(about['n_tokens']):,.10g} tokens")
+        if "dtype" in about:
+            facts.append(str(about["dtype"]))
+        return "Curvature of " + ", ".join([*facts, f"{self.samples} probes"])
+
+    @property
+    def check(self) -> str:
+        """What the comparison with zᵀHz says, in a line."""
+        if math.isnan(self.mismatch):
+            return "whether the rows add up to zᵀHz is not known: there are gaps"
+        size = f"{self.mismatch:.1g} of the sum of their sizes"
+        return f"rows add up to zᵀHz within {size}" if self.adds_up else f"rows do not add up to zᵀHz: off by {size}"
 
     def __repr__(self) -> str:
         return (

@@ -1,0 +1,166 @@
+"""``curvlens profile``: where the curvature of a model comes from, as a tree, a JSON file and a chart."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from curvlens.cli.targets import posed
+from curvlens.cli.tree import Lines, View, fitting, lines, width
+from curvlens.errors import CurvlensError, CurvlensWarning, printable
+from curvlens.figures import MARK, icicle
+from curvlens.problem import Problem
+from curvlens.profiling import profile
+from curvlens.results import Profile, claim
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be computed, of what."""
+
+    target: str
+    text: Path | None
+    tokens: int
+    sequences: int
+    double: bool
+    samples: int
+    seed: int
+    top: bool
+    spectral: Sequence[str]
+
+
+def show_profile(request: Request, view: View, *, out: Path | None, html: Path | None) -> None:
+    """Compute a profile, print it, and write what is asked for."""
+    if view.sort == "top" and not request.top:
+        raise CurvlensError("--sort top needs the contributions to λ_max, which --no-top leaves out.")
+    if out is not None:
+        claim(out)
+    if html is not None:
+        _claim_page(html)
+    made = posed(
+        request.target, request.text, tokens=request.tokens, sequences=request.sequences, double=request.double
+    )
+    with _warnings_told() as told:
+        found = _computed(made if isinstance(made, Problem) else Problem(*made), request)
+    console, err = Console(), Console(stderr=True)
+    for warning in dict.fromkeys(told):
+        if not found.note or found.note not in warning:
+            err.print(Text(f"warning: {printable(warning)}", style="yellow"), soft_wrap=True)
+    _show(found, view, console)
+    for file in _written(found, out, html):
+        console.print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _computed(problem: Problem, request: Request) -> Profile:
+    """The profile, with a bar on the terminal meanwhile."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("probes", total=request.samples)
+
+        def follow(done: int, total: int | None) -> None:
+            more = " and spectral norms" if request.spectral else ""
+            last = f"largest eigenvalue{more}" if request.top else "last sums"
+            bar.update(task, completed=done, description=last if done == total else "probes")
+
+        return profile(
+            problem,
+            request.samples,
+            seed=request.seed,
+            top=request.top,
+            spectral=request.spectral or False,
+            progress=follow,
+        )
+
+
+@contextmanager
+def _warnings_told() -> Iterator[list[str]]:
+    """Our warnings as a list of texts, for lines without a traceback's place."""
+    told: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", CurvlensWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, CurvlensWarning):
+                told.append(str(message))
+            else:
+                others(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield told
+
+
+def _show(found: Profile, view: View, console: Console) -> None:
+    """Header, table, and what has to be known to read it."""
+    rows = lines(found, view)
+    table = fitting(rows, console)
+    if not console.is_terminal:
+        console.width = max(console.width, width(table, console))
+    console.print(Text(printable(found.headline), style="bold"), soft_wrap=True)
+    console.print()
+    console.print(table)
+    console.print()
+    for text in _footer(found, rows, view):
+        console.print(text, soft_wrap=True)
+
+
+def _footer(found: Profile, rows: Lines, view: View) -> Iterator[Text]:
+    if view.own:
+        yield Text("A row is a module's own code, without the modules in it; the GGN and all rows add up to H.")
+    else:
+        yield Text("A row is a module with all that is in it. Traces, shares and parts of λ_max add up, norms do not.")
+    yield Text(
+        "Shares are ⟨M, H⟩/‖H‖² and may be negative. Behind ± are standard errors, and bounds for λ_max.", style="dim"
+    )
+    if rows.deeper:
+        yield Text(f"{_rows(rows.deeper)} below depth {view.depth} not shown (--depth).", style="dim")
+    if rows.zero:
+        yield Text(f"{_rows(rows.zero)} that {'is' if rows.zero == 1 else 'are'} zero not shown (--all).", style="dim")
+    mark, colour = ("✓", "green") if found.adds_up else ("✗", "red")
+    yield Text(f"{mark} {found.check}", style=colour)
+    if found.note:
+        yield Text(f"note: {printable(found.note)}", style="yellow")
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' * (count > 1)}"
+
+
+def _claim_page(file: Path) -> None:
+    """A page that is written over has to be one of ours."""
+    if file.is_dir() or str(file) in ("", "."):
+        raise CurvlensError(f"--html {str(file)!r} is a folder, expected a file such as profile.html.")
+    if not os.path.lexists(file):
+        return
+    try:
+        ours = MARK in file.read_text(encoding="utf-8", errors="replace")[:2000]
+    except OSError as error:
+        raise CurvlensError(f"{str(file)!r} could not be read: {error.strerror}.") from error
+    if not ours:
+        raise CurvlensError(f"{str(file)!r} is no chart of curvlens, so it is not written over. Choose another name.")
+
+
+def _written(found: Profile, out: Path | None, html: Path | None) -> Iterator[Path]:
+    if out is not None:
+        yield found.save(out)
+    if html is not None:
+        try:
+            html.parent.mkdir(parents=True, exist_ok=True)
+            # Where there are gaps all shares are unknown, as the norm of H is.
+            html.write_text(icicle(found, "trace" if math.isnan(found.mismatch) else "share"), encoding="utf-8")
+        except OSError as error:
+            raise CurvlensError(f"{str(html)!r} could not be written: {error.strerror}.") from error
+        yield html

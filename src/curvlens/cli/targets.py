@@ -1,0 +1,50 @@
+"""From what a user types to a problem: own code that gives one, or a Hugging Face model on a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from curvlens.cli.models import from_code, is_code, with_weights
+from curvlens.errors import CurvlensError
+from curvlens.losses import CausalLM
+from curvlens.problem import Problem
+
+Posed = Problem | tuple[nn.Module, Any, Any]
+"""A problem, or the model, data and loss that one would be made of."""
+
+
+def posed(target: str, text: Path | None, *, tokens: int, sequences: int, double: bool = False) -> Posed:
+    """What a target is: ``file.py:name``, or a Hugging Face folder or name with a text, in float64 if asked for."""
+    if is_code(target):
+        if double:
+            raise CurvlensError(f"--double is for Hugging Face models. In {target} write model.double() yourself.")
+        return _checked(from_code(target), target)
+    if text is None:
+        raise CurvlensError("A Hugging Face model needs a text to be looked at on: --text file.txt.")
+    model, tokenizer = with_weights(target)
+    return model.double() if double else model, _batch(tokenizer, text, tokens, sequences), CausalLM()
+
+
+def _checked(made: Any, target: str) -> Posed:
+    if isinstance(made, Problem) or (isinstance(made, tuple) and len(made) == 3):
+        return made
+    raise CurvlensError(
+        f"{target} gave a {type(made).__name__}, expected a curvlens.Problem or a tuple (model, data, loss), or a "
+        "function that returns one."
+    )
+
+
+def _batch(tokenizer: Any, text: Path, tokens: int, sequences: int) -> Any:
+    """The beginning of a text, cut into sequences of one length."""
+    if not text.is_file():
+        raise CurvlensError(f"There is no file {str(text)!r}.")
+    ids = tokenizer(text.read_text(encoding="utf-8"), return_tensors="pt")["input_ids"][0]
+    rows = min(sequences, len(ids) // tokens)
+    if not rows:
+        raise CurvlensError(
+            f"{str(text)!r} has {len(ids)} tokens, not enough for one sequence of {tokens}. Use --tokens."
+        )
+    return {"input_ids": ids[: rows * tokens].view(rows, tokens)}

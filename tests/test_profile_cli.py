@@ -1,0 +1,296 @@
+"""``curvlens profile`` and its chart, as a user meets them."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner, Result
+
+import curvlens as cl
+import small
+from curvlens.cli import app
+from curvlens.cli.tree import View, lines
+from curvlens.results import Estimate, Portion, Profile, Row
+
+SCRIPT = """
+import torch
+from torch import nn
+import curvlens as cl
+import small
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+class Square(nn.Module):
+    def forward(self, x):
+        return Once.apply(x)
+
+def make():
+    return small.problem()
+
+def parts():
+    return small.gpt(), small.tokens_and_labels(), cl.losses.CrossEntropy()
+
+def gaps():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), Square(), nn.Linear(3, 3)).double()
+    return model, (torch.randn(4, 3).double(), torch.randn(4, 3).double()), cl.losses.MSE()
+
+def sick():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).double()
+    return model, (torch.randn(4, 3).double(), torch.randn(4, 3).double()), cl.losses.MSE()
+
+number = 5
+"""
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"'&amp;</td>",
+    "x" * 200,
+    "жук漢字🙂",
+    "\x1b[31mred",
+    "\u202eback",
+    "{{x}} ${y}",
+]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(*arguments: object, width: int = 200) -> Result:
+    return CliRunner().invoke(app, ["profile", *map(str, arguments)], env={"COLUMNS": str(width)})
+
+
+def tree_of(result: Result) -> list[str]:
+    """The names in the tree, in their order."""
+    return re.findall(r"^[│ ]*[├└]─ (\S+)", result.output, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return cl.profile(small.problem(), samples=4)
+
+
+def row(path: str, value: float, error: float = 0.1, kind: str = "Module") -> Row:
+    return Row(path, kind, portion(value, error), portion(value, error))
+
+
+def portion(value: float, error: float = 0.1) -> Portion:
+    x = Estimate(torch.tensor(value), torch.tensor(error), 4, dof=3)
+    size = Estimate(torch.tensor(abs(value)), torch.tensor(error), 4, dof=3)
+    return Portion(trace=x, frobenius=size, share=x, top=x)
+
+
+def made(paths: list[str]) -> Profile:
+    rows = {path: row(path, (-1) ** i * 1.0) for i, path in enumerate(["", *paths])}
+    return Profile(portion(1.0), portion(0.5), rows, mismatch=1e-15, samples=4)
+
+
+# In the terminal
+
+
+def test_the_tree(script: Path) -> None:
+    result = run(f"{script}:make", "--samples", 4, width=60)  # a pipe has no width
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.output
+    first, _, heading, *_ = result.output.splitlines()
+    assert first == f"Curvature of GPT, {small.problem().layout.size} parameters, 15 tokens, float64, 4 probes"
+    assert re.sub(r"\s+", " ", heading).strip() == "trace share, % Frobenius norm of λ_max"
+    names = tree_of(result)
+    assert names[:4] == ["GGN", "functional", "h", "0"]
+    assert names[-2:] == ["final_norm", "unembed"]
+    assert "embed" not in names
+    assert "1 row that is zero not shown (--all)" in result.output
+    assert re.search(r"✓ rows add up to zᵀHz within \de-1\d of the sum of their sizes", result.output)
+    assert re.search(r"softmax +-?\d\S* ± \S+ +-?\d\S* ± \S+ .*\d\S* ± \S+", result.output)
+
+
+def test_what_is_shown_of_it(script: Path) -> None:
+    shallow = run(f"{script}:parts", "--samples", 4, "--depth", 1, "--all", "--no-top")
+    assert tree_of(shallow) == ["GGN", "functional", "embed", "h", "final_norm", "unembed"]
+    assert "not shown (--depth)" in shallow.output
+    assert "λ_max  " not in shallow.output
+    own = run(f"{script}:make", "--samples", 4, "--depth", 1, "--sort", "trace", "--own", "--no-top")
+    assert tree_of(own)[2:] == ["unembed", "final_norm", "h"]
+    assert "own code" in own.output
+
+
+@pytest.mark.parametrize("column", ["trace", "share", "frobenius", "top"])
+@pytest.mark.parametrize("own", [True, False])
+def test_siblings_are_sorted_by_size(profile: Profile, column: Any, own: bool) -> None:
+    shown = lines(profile, View(depth=1, sort=column, own=own)).shown[3:]
+    sizes = [abs(float(getattr(line.portion, column))) for line in shown]
+    assert len(sizes) == 3
+    assert sizes == sorted(sizes, reverse=True)
+    assert [line.guide for line in shown] == ["   ├─ ", "   ├─ ", "   └─ "]
+
+
+def test_spectral_norms(script: Path) -> None:
+    result = run(f"{script}:make", "--samples", 4, "--no-top", "--spectral", "unembed", "--spectral", "h.0.mlp")
+    assert result.exit_code == 0, result.output
+    assert "‖·‖₂" in result.output
+    lines = [line for line in result.output.splitlines() if re.search(r"unembed|mlp", line)]
+    assert all(line.rstrip().endswith(tuple("0123456789")) for line in lines)
+
+
+def test_files_and_the_way_back(script: Path, tmp_path: Path, profile: Profile) -> None:
+    out, page = tmp_path / "run" / "p", tmp_path / "run" / "p.html"
+    for _ in range(2):  # the second time over its own
+        result = run(f"{script}:make", "--samples", 4, "--out", out, "--html", page)
+        assert result.exit_code == 0, result.output
+    again = cl.load(out)
+    assert str(again) == str(profile)
+    assert page.read_text(encoding="utf-8") == cl.figures.icicle(again)
+    assert f"written: {out}.json" in result.output
+
+
+def test_gaps(script: Path, tmp_path: Path) -> None:
+    page = tmp_path / "gaps.html"
+    result = run(f"{script}:gaps", "--samples", 4, "--sort", "trace", "--html", page)
+    assert result.exit_code == 0, result.output
+    assert "not known" in result.output
+    assert "nan" not in result.output
+    assert "note: not twice differentiable: '2'" in result.output
+    assert "✗ whether the rows add up to zᵀHz is not known" in result.output
+    assert result.output.count("not twice differentiable") == 1
+    assert tree_of(result)[2:] == ["1", "2", "3"]  # what is known comes first
+    text = page.read_text(encoding="utf-8")
+    assert "not known" in text
+    assert "NaN" not in text
+    assert '"quantity":"trace"' in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("{script}:number",), 1, "expected a curvlens.Problem"),
+        (("{script}:maek",), 1, "Did you mean 'make'"),
+        (("nothing.py:make",), 1, "There is no file 'nothing.py'"),
+        (("gpt2",), 1, "--text"),
+        (("{script}:sick",), 1, "model.eval()"),
+        (("{script}:make", "--double"), 1, "write model.double() yourself"),
+        (("{script}:make", "--spectral", "h.0.atn"), 1, "Did you mean 'h.0.attn'"),
+        (("{script}:make", "--sort", "top", "--no-top"), 1, "--no-top leaves out"),
+        (("{script}:make", "--out", "{folder}/other"), 1, "not written over"),
+        (("{script}:make", "--html", "{folder}/other.json"), 1, "no chart of curvlens"),
+        (("{script}:make", "--html", "{folder}"), 1, "is a folder"),
+        (("{script}:make", "--html", "{script}/p.html", "--samples", "4"), 1, "could not be written"),
+        (("{script}:make", "--sort", "size"), 2, "'frobenius'"),
+        (("{script}:make", "--samples", "3"), 2, "--samples"),
+    ],
+)
+def test_what_has_to_be_mended(script: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+    other = script.with_name("other.json")
+    other.write_text('{"mine": 1}')
+    given = [a.replace("{script}", str(script)).replace("{folder}", str(script.parent)) for a in arguments]
+    result = run(*given)
+    assert result.exit_code == code
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert other.read_text() == '{"mine": 1}'
+
+
+# The chart
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script id="profile" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_the_page_has_all_and_fetches_nothing(profile: Profile) -> None:
+    page = cl.figures.icicle(profile)
+    assert "http" not in page
+    assert not re.search(r"\bsrc=|@import|url\(", page)
+    assert all(f"<th>{html.escape(r.path or 'functional')}</th>" in page for r in profile)
+    assert profile.check in page
+    assert "float64" in page
+    rows = data_of(page)["rows"]
+    assert [r["path"] for r in rows] == [r.path for r in profile]
+    for r in rows[1:]:
+        assert profile.depth(r["path"]) == 1 + profile.depth(rows[r["parent"]]["path"])
+    share = profile["h.0.mlp"].total.share
+    assert data_of(page)["rows"][list(profile.rows).index("h.0.mlp")]["total"]["share"][0] == float(share)
+
+
+def test_hostile_names() -> None:
+    model = nn.Sequential()
+    for name in HOSTILE:
+        model.add_module(name, nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, dtype=torch.float64)
+    profile = cl.profile(cl.Problem(model.double(), (x, x), cl.losses.MSE()), samples=4, top=False)
+    page = cl.figures.icicle(profile)
+    assert "<script>alert" not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    for name in HOSTILE[:4]:
+        assert f"<th>{html.escape(name)}.1</th>" in page
+        assert any(r["name"] == name for r in data_of(page)["rows"])
+
+
+def test_a_terminal_is_not_told_what_to_do_by_a_name(tmp_path: Path) -> None:
+    script = tmp_path / "hostile.py"
+    script.write_text(
+        "import torch, curvlens as cl\nfrom torch import nn\nmodel = nn.Sequential()\n"
+        f"for name in {HOSTILE!r}:\n    model.add_module(name, nn.Tanh())\n"
+        "x = torch.ones(1, 2).double()\nmodel = nn.Sequential(nn.Linear(2, 2), model).double()\n"
+        "problem = model, (x, x), cl.losses.MSE()\n"
+    )
+    result = run(f"{script}:problem", "--samples", 4, "--all")
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.output
+    assert "\\x1b[31mred" in result.output
+
+
+@pytest.mark.parametrize("count", [0, 2000])
+def test_few_and_many_rows(count: int) -> None:
+    profile = made([f"h.{i}" for i in range(count)])
+    page = cl.figures.icicle(profile, "trace")
+    assert len(data_of(page)["rows"]) == count + 1
+    assert page.count("<tr>") == count + 5
+
+
+@pytest.mark.parametrize("quantity", ["share", "trace", "top", "frobenius"])
+def test_quantities(profile: Profile, quantity: str) -> None:
+    assert data_of(cl.figures.icicle(profile, quantity))["quantity"] == quantity
+
+
+def test_what_cannot_be_drawn(profile: Profile) -> None:
+    with pytest.raises(cl.CurvlensError, match="quantity='size', expected one of 'share', 'trace'"):
+        cl.figures.icicle(profile, "size")
+    bare = replace(profile, hessian=replace(profile.hessian, top=None))
+    with pytest.raises(cl.CurvlensError, match="top=True"):
+        cl.figures.icicle(bare, "top")
+    with pytest.raises(cl.CurvlensError, match="Expected a profile"):
+        cl.figures.icicle(5)  # type: ignore[arg-type]
+
+
+def test_a_sum_that_is_off_is_red(profile: Profile) -> None:
+    bad = replace(profile, mismatch=1e-3)
+    assert not bad.adds_up
+    assert 'class="bad">✗ rows do not add up to zᵀHz: off by 0.001 of' in cl.figures.icicle(bad)
+    assert not replace(profile, mismatch=math.nan).adds_up
