@@ -45,6 +45,7 @@ def sections(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[s
         "attention": lambda: {str(n): child("attention", 1, length=n) for n in LENGTHS[: 1 if quick else None]},
         "attention_norms": lambda: child("attention_norms"),
         "attention_memory": lambda: child("attention_memory", 1, environment=RETURN_FREED),
+        "assembly": lambda: child("assembly", 1),
         "attribution": lambda: child("attribution"),
         "attribution_memory": lambda: {
             key: child("attribution_memory", key=key, environment=RETURN_FREED) for key in ("product", "profile")

@@ -1,4 +1,4 @@
-"""Tables of the profiler."""
+"""Tables of the profiler, and of closed forms put together to a block."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ Results = Mapping[str, Any]
 
 PROBE_TARGET = 8.0
 MEMORY_TARGET = 3.0
+BLOCK_TARGET = 5.0
 
 
 def targets(results: Results) -> list[tuple[str, float | None, float, bool]]:
     """(what, measured, limit, whether it is an upper limit)."""
     data = results["attribution"]
     cost = None if "not_run" in data else data["profile"]
+    block = results["assembly"]
+    faster = None if "not_run" in block else block["faster"]
     return [
+        ("closed-form Hessian of a Transformer block, times faster than torch.func", faster, BLOCK_TARGET, False),
         ("one probe of a profile, over all modules", cost, PROBE_TARGET, True),
         ("memory of a profile, in products with H", _memory(results), MEMORY_TARGET, True),
     ]
@@ -31,11 +35,33 @@ def _memory(results: Results) -> float | None:
 
 
 def tables(results: Results) -> list[Table]:
-    """What a probe costs, and what of it is what."""
+    """A block in closed form; what a probe costs, and what of it is what."""
+    return [_block(results["assembly"]), _profile(results)]
+
+
+def _block(data: Results) -> Table:
+    title, head = "Dense Hessian of a Transformer block", ["Way", "seconds"]
+    if "not_run" in data:
+        return Table(title, head, [["not run", str(data["not_run"])]])
+    rows = [
+        ["closed forms", f"{data['closed']:.3f}"],
+        ["torch.func.hessian", f"{data['torch']:.3f}"],
+        ["**faster by**", f"**{data['faster']:.1f}×**"],
+    ]
+    notes = [
+        f"Pre-LN, one head, GELU, d = 16, MLP 64, 17 tokens, {data['parameters']} parameters, float64, square loss, one "
+        "thread; both take turns, the ratio is the median of the turns' ratios. The matrices of "
+        f"closed forms and reverse over reverse agree to {data['disagreement']:.0e}; torch.func.hessian is off by "
+        f"{data['torch_off']:.0e} on a block with norms (jacfwd of jacrev through layer_norm)."
+    ]
+    return Table(title, head, rows, notes)
+
+
+def _profile(results: Results) -> Table:
     data, memory = results["attribution"], results["attribution_memory"]
     head = ["Step", "gradients", "peak memory"]
     if "not_run" in data:
-        return [Table("A profile", head, [["not run", str(data["not_run"]), ""]])]
+        return Table("A profile", head, [["not run", str(data["not_run"]), ""]])
     held = {key: f"{row['megabytes']:.0f} MiB" if "not_run" not in row else "not run" for key, row in memory.items()}
     rows = [
         [f"**a probe, of {data['samples']} in a profile, all in all**", f"**{data['profile']:.1f}**", held["profile"]],
@@ -48,4 +74,4 @@ def tables(results: Results) -> list[Table]:
         f"{data['rows']} rows; they add up to the quadratic form of H within {data['mismatch']:.0e} of the sum of "
         "their sizes, in float32."
     ]
-    return [Table("A profile", head, rows, notes)]
+    return Table("A profile", head, rows, notes)

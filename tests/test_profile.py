@@ -432,15 +432,15 @@ def test_progress_and_interruption() -> None:
     seen: list[tuple[int, int | None]] = []
     cl.profile(small.problem(), samples=6, top=False, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (6, 6)
-    problem = small.problem(memory="40 kB")  # pairs of probes, each by itself
+    problem = small.problem(memory="40 kB")  # probes go through in groups
 
     def stop(done: int, total: int | None) -> None:
         if done >= 6:
             raise KeyboardInterrupt
 
-    with pytest.warns(cl.CurvlensWarning, match="interrupted after 6 of 64 probes"):
+    with pytest.warns(cl.CurvlensWarning, match=r"interrupted after \d+ of 64 probes"):
         part = cl.profile(problem, samples=64, top=False, progress=stop)
-    assert part.samples == 6
+    assert 6 <= part.samples < 64
     assert "interrupted" in part.note
 
 

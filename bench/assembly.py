@@ -1,0 +1,80 @@
+"""The dense Hessian of one Transformer block: closed forms put together, beside torch.func.hessian."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import hessian
+
+import curvlens as cl
+from bench.child import serve
+from bench.timing import seconds
+
+WIDTH, INNER = 16, 64
+
+
+def measure(*, quick: bool, repetitions: int = 9) -> dict[str, Any]:
+    """Seconds of both, in turns; how far each is from products by reverse over reverse."""
+    length = 5 if quick else 17
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int, scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    square = {name: draw(WIDTH, WIDTH, scale=WIDTH**-0.5) for name in ("q", "k", "v", "o")}
+    weights = {
+        "norm1.scale": 1 + draw(WIDTH, scale=0.1),
+        "norm1.shift": draw(WIDTH, scale=0.1),
+        **square,
+        "norm2.scale": 1 + draw(WIDTH, scale=0.1),
+        "norm2.shift": draw(WIDTH, scale=0.1),
+        "up": draw(WIDTH, INNER, scale=WIDTH**-0.5),
+        "down": draw(INNER, WIDTH, scale=INNER**-0.5),
+    }
+    X, Y = draw(length, WIDTH), draw(length, WIDTH)
+    network = cl.assembly.block(weights, heads=1, norm="pre", activation="gelu", mask="causal")
+    names = network.names
+    theta = torch.cat([weights[name].reshape(-1) for name in names])
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+
+    def loss(t: Tensor) -> Tensor:
+        parts = torch.split(t, [weights[name].numel() for name in names])
+        w = {name: part.view(weights[name].shape) for name, part in zip(names, parts, strict=True)}
+        h = F.layer_norm(X, (WIDTH,), w["norm1.scale"], w["norm1.shift"])
+        scores = (h @ w["q"] @ (h @ w["k"]).T / WIDTH**0.5).masked_fill(~causal, -torch.inf)
+        x = X + scores.softmax(-1) @ (h @ w["v"]) @ w["o"]
+        h = F.layer_norm(x, (WIDTH,), w["norm2.scale"], w["norm2.shift"])
+        y = x + F.gelu(h @ w["up"]) @ w["down"]
+        return ((y - Y) ** 2).mean()
+
+    def closed() -> Tensor:
+        return network.hessian(X, target=Y).total.dense()
+
+    def by_torch() -> Tensor:
+        matrix: Tensor = hessian(loss)(theta)
+        return matrix
+
+    v = draw(len(theta))
+    at = theta.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(at), at, create_graph=True)
+    (truth,) = torch.autograd.grad(gradient, at, v)
+    off = [float((matrix @ v - truth).norm() / truth.norm()) for matrix in (closed(), by_torch())]
+    times: dict[str, list[float]] = {"closed": [], "torch": []}
+    for _ in range(2 if quick else repetitions):
+        times["closed"].append(min(seconds(closed) for _ in range(3)))
+        times["torch"].append(min(seconds(by_torch) for _ in range(3)))
+    return {
+        **{name: median(values) for name, values in times.items()},
+        "faster": median(slow / fast for slow, fast in zip(times["torch"], times["closed"], strict=True)),
+        "parameters": len(theta),
+        "disagreement": off[0],
+        "torch_off": off[1],
+    }
+
+
+if __name__ == "__main__":
+    serve(measure)
