@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -41,38 +42,49 @@ def measure(*, quick: bool, repetitions: int = 9) -> dict[str, Any]:
     theta = torch.cat([weights[name].reshape(-1) for name in names])
     causal = torch.ones(length, length, dtype=torch.bool).tril()
 
-    def loss(t: Tensor) -> Tensor:
+    def written_out(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred * (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * scale + shift
+
+    def fused(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return F.layer_norm(x, (WIDTH,), scale, shift)
+
+    def loss(t: Tensor, norm: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         parts = torch.split(t, [weights[name].numel() for name in names])
         w = {name: part.view(weights[name].shape) for name, part in zip(names, parts, strict=True)}
-        h = F.layer_norm(X, (WIDTH,), w["norm1.scale"], w["norm1.shift"])
+        h = norm(X, w["norm1.scale"], w["norm1.shift"])
         scores = (h @ w["q"] @ (h @ w["k"]).T / WIDTH**0.5).masked_fill(~causal, -torch.inf)
         x = X + scores.softmax(-1) @ (h @ w["v"]) @ w["o"]
-        h = F.layer_norm(x, (WIDTH,), w["norm2.scale"], w["norm2.shift"])
+        h = norm(x, w["norm2.scale"], w["norm2.shift"])
         y = x + F.gelu(h @ w["up"]) @ w["down"]
-        return ((y - Y) ** 2).mean()
+        apart: Tensor = ((y - Y) ** 2).mean()
+        return apart
 
     def closed() -> Tensor:
         return network.hessian(X, target=Y).total.dense()
 
-    def by_torch() -> Tensor:
-        matrix: Tensor = hessian(loss)(theta)
-        return matrix
-
+    ways: dict[str, Callable[[], Tensor]] = {
+        "closed": closed,
+        "torch": lambda: hessian(lambda t: loss(t, written_out))(theta),
+        "torch_fused": lambda: hessian(lambda t: loss(t, fused))(theta),
+    }
     v = draw(len(theta))
     at = theta.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(at), at, create_graph=True)
+    (gradient,) = torch.autograd.grad(loss(at, fused), at, create_graph=True)
     (truth,) = torch.autograd.grad(gradient, at, v)
-    off = [float((matrix @ v - truth).norm() / truth.norm()) for matrix in (closed(), by_torch())]
-    times: dict[str, list[float]] = {"closed": [], "torch": []}
+    off = {name: float((way() @ v - truth).norm() / truth.norm()) for name, way in ways.items()}
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(2 if quick else repetitions):
-        times["closed"].append(min(seconds(closed) for _ in range(3)))
-        times["torch"].append(min(seconds(by_torch) for _ in range(3)))
+        for name, way in ways.items():
+            times[name].append(min(seconds(way) for _ in range(3)))
     return {
-        **{name: median(values) for name, values in times.items()},
-        "faster": median(slow / fast for slow, fast in zip(times["torch"], times["closed"], strict=True)),
+        "seconds": {name: median(values) for name, values in times.items()},
+        "faster": {
+            name: median(slow / fast for slow, fast in zip(values, times["closed"], strict=True))
+            for name, values in times.items()
+        },
+        "off": off,
         "parameters": len(theta),
-        "disagreement": off[0],
-        "torch_off": off[1],
     }
 
 

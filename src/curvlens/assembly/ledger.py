@@ -44,6 +44,8 @@ class Ledger:
         self.width, self.start = width, width
         self._uses: list[Use] = []
         self._like = like
+        self._unwritten: set[tuple[int, int]] = set()
+        """Blocks of uses of one primitive, by their first rows and columns, that nothing was added to yet."""
         self._matrix = torch.empty(width, width, dtype=like.dtype, device=like.device)
 
     def open(self, views: Sequence[View], *, alone: bool) -> list[Use]:
@@ -53,7 +55,9 @@ class Ledger:
         for view in views:
             uses.append(Use(view, start, start + self.size(view)))
             start = uses[-1].stop
-        self._matrix[first : self.start, first : None if alone else self.start].zero_()
+        if alone:
+            self._matrix[first : self.start, self.start :].zero_()
+        self._unwritten.update((a.place.start, b.place.start) for i, a in enumerate(uses) for b in uses[i:])
         self.start = first
         self._uses = [*uses, *self._uses]
         return uses
@@ -70,10 +74,18 @@ class Ledger:
         """Add to the block of two uses of one primitive, or of one with itself."""
         if first.start > second.start:
             first, second, block = second, first, block.T
-        self._matrix[first.place, second.place] += block
+        place = self._matrix[first.place, second.place]
+        if (first.start, second.start) in self._unwritten:
+            self._unwritten.remove((first.start, second.start))
+            place.copy_(block)
+        else:
+            place += block
 
     def form(self, title: str) -> Form:
         """The matrix by parameters, symmetric to the last digit."""
+        stops = {use.start: use.stop for use in self._uses}
+        for row, column in self._unwritten:
+            self._matrix[row : stops[row], column : stops[column]].zero_()
         for use in self._uses:
             own = self._matrix[use.place, use.place]
             own.copy_((own + own.T).div_(2))

@@ -82,8 +82,8 @@ class Bilinear(Primitive):
         return self._with_other(slot, cotangent, self.out, into)
 
     def _with_other(self, slot: int, t: Tensor, source: str, into: str) -> Tensor:
-        made = contract(f"{source}y,{self.letters[1 - slot]}->{into}y", t, self.inputs[1 - slot])
-        return made if self.scale == 1 else self.scale * made
+        other = self.inputs[1 - slot] if self.scale == 1 else self.scale * self.inputs[1 - slot]
+        return contract(f"{source}y,{self.letters[1 - slot]}->{into}y", t, other)
 
     def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
         """λ pulled back to either input through the tangent of the other."""
@@ -101,14 +101,28 @@ class Bilinear(Primitive):
         first, second = (letters.removeprefix(alone) for letters in self.letters)
         shared = [letter for letter in first if letter in second]
         sizes = dict(zip(self.letters[0], self.inputs[0].shape, strict=True))
+        rows = prod(sizes[letter] for letter in first)
+        if len(shared) == 1:
+            block = self._on_one_diagonal(adjoint, alone + first, second, shared[0])
+            return [(0, 1, block.view(*block.shape[: len(alone)], rows, -1))]
         turned = second
         for letter in shared:
             turned = turned.replace(letter, letter.upper())
         deltas = [identity(sizes[letter], adjoint) for letter in shared]
         terms = ",".join([self.out, *(letter + letter.upper() for letter in shared)])
         block = torch.einsum(f"{terms}->{alone}{first}{turned}", self.scale * adjoint, *deltas)
-        rows = prod(sizes[letter] for letter in first)
         return [(0, 1, block.reshape(*block.shape[: len(alone)], rows, -1))]
+
+    def _on_one_diagonal(self, adjoint: Tensor, first: str, second: str, shared: str) -> Tensor:
+        """λ δ for one shared letter, on the letters of both: zero but for a diagonal."""
+        sizes = dict(zip("".join(self.letters), (*self.inputs[0].shape, *self.inputs[1].shape), strict=True))
+        block = adjoint.new_zeros([sizes[letter] for letter in first + second])
+        diagonal = block.diagonal(dim1=first.index(shared), dim2=len(first) + second.index(shared))
+        left = (first + second).replace(shared, "")
+        order = [self.out.index(letter) for letter in left + (shared if shared in self.out else "")]
+        value = (self.scale * adjoint).permute(order)
+        diagonal.copy_(value if shared in self.out else value[..., None])
+        return block
 
 
 class Softmax(Primitive):
@@ -121,11 +135,11 @@ class Softmax(Primitive):
     def _from_mean(self, t: Tensor) -> Tensor:
         """t − ⟨a, t⟩, from t less its value where a is largest: nothing cancels in a row that is nearly one-hot."""
         t = t - t.gather(-2, self._top.expand(*self._top.shape[:-1], t.shape[-1]))
-        return t - (self.value[..., None] * t).sum(-2, keepdim=True)
+        return t.sub_(self.value[..., None, :] @ t)
 
     def push(self, slot: int, tangent: Tensor) -> Tensor:
         """(diag a − a aᵀ) t."""
-        return self.value[..., None] * self._from_mean(tangent)
+        return self._from_mean(tangent).mul_(self.value[..., None])
 
     def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
         """The same: the Jacobian is symmetric."""
