@@ -63,10 +63,14 @@ def measure(*, quick: bool, repetitions: int = 9) -> dict[str, Any]:
     def closed() -> Tensor:
         return network.hessian(X, target=Y).total.dense()
 
+    def by_torch(norm: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        matrix: Tensor = hessian(lambda t: loss(t, norm))(theta)
+        return matrix
+
     ways: dict[str, Callable[[], Tensor]] = {
         "closed": closed,
-        "torch": lambda: hessian(lambda t: loss(t, written_out))(theta),
-        "torch_fused": lambda: hessian(lambda t: loss(t, fused))(theta),
+        "torch": lambda: by_torch(written_out),
+        "torch_fused": lambda: by_torch(fused),
     }
     v = draw(len(theta))
     at = theta.clone().requires_grad_()
