@@ -22,6 +22,10 @@ INPUT = "X"
 """The name of the input of the first layer."""
 
 
+PANEL = 256
+"""Rows that are copied to columns at a time."""
+
+
 class Use(NamedTuple):
     """One use of a parameter by a primitive, and its place among all uses."""
 
@@ -87,9 +91,11 @@ class Ledger:
         for row, column in self._unwritten:
             self._matrix[row : stops[row], column : stops[column]].zero_()
         for use in self._uses:
-            own = self._matrix[use.place, use.place]
-            own.copy_((own + own.T).div_(2))
-            self._matrix[use.stop :, use.place] = self._matrix[use.place, use.stop :].T
+            for start in range(use.start, use.stop, PANEL):  # the upper part is copied to the lower, panel by panel
+                stop = min(start + PANEL, use.stop)
+                own = self._matrix[start:stop, start:stop]
+                own.copy_((own + own.T).div_(2))
+                self._matrix[stop:, start:stop] = self._matrix[start:stop, stop:].T
         names = [use.view.name for use in self._uses]
         if names != list(self.shapes) or any(use.view != View(use.view.name) for use in self._uses):
             self._matrix = self._by_parameters(self._by_parameters(self._matrix).T)
