@@ -97,7 +97,7 @@ def test_examples_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heatmap.draw(H, str(tmp_path / "map.png"))
     assert (tmp_path / "map.png").stat().st_size > 5000
     norms = importlib.import_module("pre_or_post_norm")
-    found = {norm: norms.measured(norm, layers=2, width=4, sequences=2, samples=2) for norm in ("pre", "post")}
+    found = {norm: norms.measured(norm, layers=1, width=4, sequences=2, samples=2) for norm in ("pre", "post")}
     assert all(profile.adds_up for profile, _ in found.values())
     norms.draw(found, str(tmp_path / "norms.png"))
     assert (tmp_path / "norms.png").stat().st_size > 5000
