@@ -193,3 +193,49 @@ def test_few_parameters_go_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     some, everything = few.parts["h.1.attn.softmax"], STACK.hessian().parts["h.1.attn.softmax"]
     for a, b in (("h.0.norm1.scale", "h.1.up_bias"), ("h.0.norm1.scale", "h.0.norm1.scale")):
         assert torch.allclose(some[a, b], everything[a, b], rtol=1e-11, atol=1e-15)
+
+
+def test_a_shift_without_a_scale_is_a_shift() -> None:
+    weights = {name: torch.randn(3, 3, dtype=torch.float64) for name in "qkvo"}
+    weights |= {"norm1.shift": torch.randn(3, dtype=torch.float64)}
+    X = torch.randn(2, 3, dtype=torch.float64)
+    z = torch.nn.functional.layer_norm(X, (3,)) + weights["norm1.shift"]
+    mixed = torch.nn.functional.scaled_dot_product_attention(z @ weights["q"], z @ weights["k"], z @ weights["v"])
+    found = assembly.block(weights, heads=1, norm="pre").forward(X)
+    torch.testing.assert_close(found, X + mixed @ weights["o"])
+
+
+def test_weights_that_belong_to_nothing_are_refused() -> None:
+    weights = {name: torch.eye(3, dtype=torch.float64) for name in "qkv"}
+    for name in ("o_bias", "norm2.scale"):
+        with pytest.raises(CurvlensError, match="without"):
+            assembly.block({**weights, name: torch.ones(3, dtype=torch.float64)}, heads=1, norm="pre")
+
+
+def test_modules_that_compute_something_else_are_refused() -> None:
+    class Doubled(torch.nn.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    def layer(**options: bool) -> torch.nn.TransformerEncoderLayer:
+        made = torch.nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=True).double().eval()
+        if options:
+            made.self_attn = torch.nn.MultiheadAttention(4, 2, batch_first=True, **options).double().eval()
+        return made
+
+    assembly.read(layer())
+    assembly.read(layer(), mask="causal")
+    assembly.read(layer(), mask=torch.ones(3, 3, dtype=torch.bool).tril())
+    other = layer()
+    other.norm1 = Doubled(4).double()
+    with pytest.raises(CurvlensError, match="expected a LayerNorm"):
+        assembly.read(other)
+    for option in ("add_bias_kv", "add_zero_attn"):
+        with pytest.raises(CurvlensError, match="a key of its own"):
+            assembly.read(layer(**{option: True}))
+    hooked = layer()
+    hooked.linear1.register_forward_hook(lambda _, args, z: z + 1)
+    with pytest.raises(CurvlensError, match="computes something else"):
+        assembly.read(hooked)
+    with pytest.raises(CurvlensError, match="no layers"):
+        assembly.read(torch.nn.TransformerEncoder(layer(), 0).eval())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -572,3 +573,147 @@ def test_matrices_of_rows_equal_the_closed_forms() -> None:
         assert small.relative(found, truth.dense()) < 1e-10
         assert abs(float(found.norm()) - truth.norm()) < 1e-10 * truth.norm()
         assert abs(float(found.trace()) - truth.trace()) < 1e-10 * truth.norm()
+
+
+# What models do to tensors and to each other
+
+
+class WritesLater(nn.Module):
+    """Writes into a tensor after a module has seen it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l, self.act, self.o = nn.Linear(3, 3), nn.Sigmoid(), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.l(x) * 1.5
+        g = self.act(h)
+        h.masked_fill_(x > 0, 0.0)
+        y: Tensor = self.o(torch.tanh(h) + g)
+        return y
+
+
+@dataclasses.dataclass(frozen=True)
+class Boxed:
+    h: Tensor
+
+
+class Pair(tuple):  # type: ignore[type-arg]
+    pass
+
+
+class Gives(nn.Module):
+    """tanh(x W), wrapped in something."""
+
+    def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.l, self.wrap = nn.Linear(3, 3), wrap
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(torch.tanh(self.l(x)))
+
+
+class Takes(nn.Module):
+    def __init__(self, wrap: Callable[[Tensor], Any], take: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.c, self.o, self.take = Gives(wrap), nn.Linear(3, 3), take
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.o(self.take(self.c(x)))
+        return y
+
+
+def test_writing_after_a_module_has_seen_it() -> None:
+    torch.manual_seed(0)
+    problem = of(WritesLater())
+    v = small.direction(problem.layout.size)
+    assert small.relative(module_part(problem, "") @ v, cl.functional(problem) @ v) < 1e-12
+    assert cl.profile(problem, samples=4, top=False).adds_up
+
+
+@pytest.mark.parametrize(
+    ("wrap", "take"),
+    [
+        (Boxed, lambda boxed: boxed.h),
+        (lambda h: Pair([h, 1]), lambda pair: pair[0]),
+        (lambda h: torch.stack([h, h - 1]).max(0), lambda found: found.values),
+        (lambda h: {"a": [h]}, lambda tree: tree["a"][0]),
+    ],
+)
+def test_what_a_module_gives_may_be_wrapped(wrap: Callable[[Tensor], Any], take: Callable[[Any], Tensor]) -> None:
+    torch.manual_seed(0)
+    plain = module_part(of(Takes(lambda h: h, lambda h: h)), "c").dense()
+    torch.manual_seed(0)
+    assert small.relative(module_part(of(Takes(wrap, take)), "c").dense(), plain) < 1e-13
+
+
+class Learned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.3, -0.7, 1.1]))
+
+    def forward(self) -> Tensor:
+        return self.w
+
+
+class Fails(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("not today")
+
+
+class Scored(nn.Module):
+    """A learned vector, a module that fails, and a child that is called like a step of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.bad, self.scores, self.o = Learned(), Fails(), nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.scores(torch.tanh(x * self.p()))
+        try:
+            h = self.bad(h)
+        except ValueError:
+            h = h.sin()
+        mixed = nn.functional.scaled_dot_product_attention(h[None], h[None], h[None])[0]
+        y: Tensor = self.o(mixed)
+        return y
+
+
+def test_parameters_as_results_failures_and_names_that_collide() -> None:
+    torch.manual_seed(0)
+    problem = of(Scored())
+    profile = cl.profile(problem, samples=4, top=False)
+    assert profile.adds_up
+    assert profile["scores"].kind == "Linear"
+    assert profile["scores()"].kind == "scores"
+    assert "bad" not in profile.rows
+    assert float(profile[""].own.frobenius) > 0
+    block = cl.hessian(problem)["p.w"].dense()
+    assert small.relative(activation_hessian(problem, "p").dense(), block) < 1e-12
+
+
+def test_calls_are_counted_whether_or_not_they_depend_on_parameters() -> None:
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.t, self.l = nn.Tanh(), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.t(self.l(self.t(x)))
+            return y
+
+    problem = of(Calls())
+    assert activation_hessian(problem, "t", call=1).shape == (15, 15)
+    with pytest.raises(cl.CurvlensError, match="depends on no parameter"):
+        activation_hessian(problem, "t", call=0)
+
+
+def test_an_interruption_while_eigenvalues_are_sought_keeps_the_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("curvlens.profiling.profiler.eigs", stop)
+    with pytest.warns(cl.CurvlensWarning, match="interrupted while eigenvalues were sought"):
+        profile = cl.profile(small.problem(), samples=4)
+    assert profile.samples == 4
+    assert profile.hessian.top is None

@@ -45,8 +45,9 @@ class Normalisation:
 
     def on(self, graph: Graph, x: int) -> int:
         """The state it makes of a state."""
-        given = [view for view in (self.scale, self.shift) if view is not None]
-        return graph.add(self.name, partial(Norm, eps=self.eps, kind=self.kind), x, *given)
+        given = [] if self.scale is None else [view for view in (self.scale, self.shift) if view is not None]
+        y = graph.add(self.name, partial(Norm, eps=self.eps, kind=self.kind), x, *given)
+        return y if given or self.shift is None else graph.add(self.name, Shift, y, self.shift)
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,10 @@ def _check(weights: Weights, settings: Settings, prefix: str) -> int:
     missing = [prefix + name for name in needed if name not in weights]
     if missing:
         raise CurvlensError(f"{missing[0]!r} is missing: a layer has the weights {', '.join(needed)}.")
+    for name in weights:
+        owner = name.removesuffix("_bias") if name.endswith("_bias") else "up" if name.startswith("norm2.") else name
+        if owner not in weights:
+            raise CurvlensError(f"{prefix + name!r} was given without {prefix + owner!r}, to which it belongs.")
     if settings.norm == "none" and any(name in weights for name in VECTORS):
         raise CurvlensError("norm='none', but there are weights of a norm; give norm='pre' or 'post'.")
     alike({prefix + name: tensor for name, tensor in weights.items()})

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -51,12 +52,42 @@ def read(module: nn.Module, *, mask: Mask = None) -> Network:
             check_mask(mask)
             reading = _Reading(module, mask)
             reader(reading)
+            _require_same(module, reading.network, mask)
             return reading.network
     known = ", ".join(dict.fromkeys(name for name, _, _ in READERS))
     raise CurvlensError(
         f"A {home}.{kind} is not known; known are {known}. Any stack of Transformer layers can be given by its "
         "tensors: assembly.stack."
     )
+
+
+@torch.no_grad()
+def _require_same(module: nn.Module, network: Network, mask: Mask) -> None:
+    """The module gives what the network gives: no part was replaced, and no hook changes anything."""
+    like = next(iter(network.graph.parameters.values()))
+    if like.is_meta:
+        return
+    length = mask.shape[-1] if isinstance(mask, Tensor) else 2
+    options: dict[str, Tensor] = {}
+    if network.embedding:
+        sizes = [len(network.graph.parameters[view.name]) for view in network.embedding]
+        x = torch.arange(min(length, *sizes), device=like.device)[None]
+    else:
+        draws = torch.randn(1, length, network.width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        x = draws.to(like)
+        causal = torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
+        allowed = causal if isinstance(mask, str) else mask
+        options = {} if allowed is None else {"src_mask" if hasattr(module, "self_attn") else "mask": ~allowed}
+        if isinstance(mask, Tensor) and mask.ndim != 2:
+            return  # one mask for each sample, which torch wants in another shape
+    found = module(x, **options)
+    found = getattr(found, "logits", getattr(found, "last_hidden_state", found))
+    apart = float((found - network.forward(x)).norm() / found.norm().clamp(min=1e-30))
+    if not apart <= torch.finfo(like.dtype).eps ** 0.5:
+        raise CurvlensError(
+            f"The module computes something else than what was read of it, by {apart:.1g}: is a part of it replaced, a "
+            "class of your own, or is there a hook that changes what it gives?"
+        )
 
 
 def _require_no_dropout(module: nn.Module) -> None:
@@ -125,7 +156,13 @@ class _Reading:
         """An nn.LayerNorm or nn.RMSNorm over one axis; None for an identity."""
         if part is None or type(part) is nn.Identity:
             return None
-        if not isinstance(part, (nn.LayerNorm, nn.RMSNorm)) or len(part.normalized_shape) != 1 or part.eps is None:
+        exact = type(part) in (nn.LayerNorm, nn.RMSNorm)  # a class of your own may compute something else
+        if (
+            not isinstance(part, (nn.LayerNorm, nn.RMSNorm))
+            or not exact
+            or len(part.normalized_shape) != 1
+            or part.eps is None
+        ):
             raise CurvlensError(
                 f"{self.path(part)!r} is {part}; expected a LayerNorm or RMSNorm over one axis, with eps."
             )
@@ -198,6 +235,8 @@ def _encoder_layer(reading: _Reading) -> None:
 
 def _encoder(reading: _Reading) -> None:
     encoder: Any = reading.module
+    if not len(encoder.layers):
+        raise CurvlensError("The encoder has no layers.")
     reading.start(encoder.layers[0].linear1.in_features)
     for layer in encoder.layers:
         _add_encoder_layer(reading, layer)
@@ -208,6 +247,8 @@ def _encoder(reading: _Reading) -> None:
 
 def _add_encoder_layer(reading: _Reading, layer: Any) -> None:
     attn = layer.self_attn
+    if attn.bias_k is not None or attn.add_zero_attn:
+        raise CurvlensError("The attention has add_bias_kv or add_zero_attn, a key of its own: that is not read.")
     if not attn.batch_first:
         raise CurvlensError("The layer has batch_first=False, tokens before samples: build it with batch_first=True.")
     d, name = attn.embed_dim, reading.path(attn, "in_proj")

@@ -20,7 +20,7 @@ class ActivationHessian(Operator):
     """∂²ℓ/∂z² for the activations z that one call of a module gives, of all samples and tokens."""
 
     def __init__(self, traces: Traces, path: str, call: int, of: Of) -> None:
-        shapes = {f"{path}[{i}]": tuple(trace.results[path][call].shape) for i, trace in enumerate(traces)}
+        shapes = {f"{path}[{i}]": _shape(trace.results[path][call]) for i, trace in enumerate(traces)}
         layout, problem = Layout(shapes), traces.problem
         super().__init__(
             layout,
@@ -47,6 +47,11 @@ class ActivationHessian(Operator):
         return out / self.problem.checked_count(count)
 
 
+def _shape(leaf: Tensor | None) -> tuple[int, ...]:
+    assert leaf is not None  # checked before
+    return tuple(leaf.shape)
+
+
 def activation_hessian(
     problem: Problem, path: str, *, of: Of = "hessian", call: int = 0, traces: Traces | None = None
 ) -> ActivationHessian:
@@ -64,11 +69,13 @@ def activation_hessian(
         raise CurvlensError(f"of={of!r}, expected one of {listing(get_args(Of))}.")
     for trace in traces:
         calls = trace.results.get(path, [])
-        if not calls:
-            known = [p for p, given in trace.results.items() if given]
+        if all(leaf is None for leaf in calls):
+            known = [p for p, given in trace.results.items() if any(leaf is not None for leaf in given)]
             raise CurvlensError(
                 f"No module {path!r} gives activations that depend on parameters. {nearest(path, known)}"
             )
         if not 0 <= call < len(calls):
             raise CurvlensError(f"call={call}; {path!r} is called {len(calls)} times, counted from 0.")
+        if calls[call] is None:
+            raise CurvlensError(f"What call {call} of {path!r} gives depends on no parameter.")
     return ActivationHessian(traces, path, call, of)

@@ -8,6 +8,7 @@ own code. So are the steps of scaled dot-product attention, which are no modules
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -65,8 +66,9 @@ class Recorder:
         self._stack: list[str] = []
         self._writable, self._whole = writable, whole
         self._given: list[list[tuple[Tensor, int]]] = []
-        self.results: dict[str, list[Tensor]] = {}
-        """What each call of a module gave: the leaf that stands for the first tensor of it."""
+        self.results: dict[str, list[Tensor | None]] = {}
+        """What each call of a module gave: the leaf that stands for the first tensor of it; None if there is none."""
+        self._versions: list[tuple[Tensor, int]] = []
         self._behind: dict[int, tuple[Tensor, Tensor]] = {}
         self.writers: set[str] = set()
         """Modules that wrote into what they were given."""
@@ -84,7 +86,7 @@ class Recorder:
                 self.kinds[path] = type(module).__name__
                 entering = module.register_forward_pre_hook(self._enter, with_kwargs=True)
                 stack.callback(entering.remove)
-                leaving = module.register_forward_hook(self._leave)
+                leaving = module.register_forward_hook(self._leave, always_call=True)  # also if it raises
                 stack.callback(leaving.remove)
             stack.enter_context(_Attention(self))
             yield
@@ -114,7 +116,7 @@ class Recorder:
         given: list[Tensor] = []
         mapped(lambda x: given.append(x) or x, output)  # type: ignore[func-returns-value]
         found = [self._behind[id(x)][1] if id(x) in self._behind else x for x in given]
-        self.results.setdefault(path, []).extend([x for x in found if id(x) in self._known][:1])
+        self.results.setdefault(path, []).append(next((x for x in found if id(x) in self._known), None))
         return output
 
     def cut(self, tree: Any, path: str) -> Any:
@@ -130,6 +132,7 @@ class Recorder:
             computed = x.clone() if self._writable else x  # what is written into x later is another output
             leaf = computed.detach().requires_grad_()
             seen.append(x)
+            self._versions.append((computed, computed._version))
             segment.outputs.append(computed)
             segment.copies.append(leaf)
             handed.append(leaf.clone() if self._writable else leaf)
@@ -141,6 +144,11 @@ class Recorder:
             self._add(segment)
         return result
 
+    @property
+    def written(self) -> bool:
+        """Whether something was written into after it was cut: then it is no longer what the segment gave."""
+        return any(x._version != before for x, before in self._versions)
+
     def _add(self, segment: Segment) -> None:
         segment.find_leaves(self._known)
         self._known.update((id(leaf), leaf) for leaf in segment.copies)
@@ -149,6 +157,7 @@ class Recorder:
     def step(self, name: str, x: Tensor) -> Tensor:
         """What a step of attention gave, cut."""
         path = f"{self.here}.{name}" if self.here else name
+        path = f"{path}()" if path in self._paths.values() else path  # a module of that name is another
         self.kinds[path] = name
         cut: Tensor = self.cut(x, path)
         return cut
@@ -187,6 +196,19 @@ def mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
         return other
     if is_namedtuple(tree):
         return type(tree)(*(mapped(function, value) for value in tree))
-    if isinstance(tree, (list, tuple)) and type(tree) in (list, tuple):
-        return type(tree)(mapped(function, value) for value in tree)
+    if isinstance(tree, tuple):  # also what torch.max gives
+        return type(tree)([mapped(function, value) for value in tree])
+    if isinstance(tree, list):
+        values = [mapped(function, value) for value in tree]
+        if type(tree) is list:
+            return values
+        listed = copy.copy(tree)
+        listed[:] = values
+        return listed
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        made = copy.copy(tree)
+        for part in dataclasses.fields(tree):
+            if hasattr(tree, part.name):
+                object.__setattr__(made, part.name, mapped(function, getattr(tree, part.name)))
+        return made
     return tree

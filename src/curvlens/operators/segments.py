@@ -115,7 +115,9 @@ class Trace:
                     raise
                 writable = True
                 continue
-            if recorder.writers <= whole:
+            if recorder.written and not writable:
+                writable = True
+            elif recorder.writers <= whole:
                 return recorder, outputs
             whole |= recorder.writers
 
@@ -206,8 +208,9 @@ class Trace:
     def at_result(self, path: str, call: int, u: Tensor, *, outer: bool, functional: bool) -> Tensor:
         """Rows of the Hessian by what a call of a module gave, applied to u: the part of G, of F, or both."""
         leaf = self.results[path][call]
+        assert leaf is not None
         made = [i for i, pulled in enumerate(self.pulled) if any(c is leaf for c in pulled.copies)]
-        after = self.pulled[made[0] + 1 :] if made else []
+        after = self.pulled[made[0] + 1 :] if made else self.pulled if id(leaf) in self._names else []
         second = self.inside(lambda: self._second({id(leaf): u}, after, lambda _: functional, outer=outer))
         return second.get(id(leaf), torch.zeros_like(u))  # type: ignore[no-any-return]
 

@@ -21,6 +21,8 @@ from curvlens.results import Estimate, Portion, Profile, Row
 
 FEWEST = 4
 """Probes below which errors mean nothing."""
+LITTLE = 1 << 27
+"""Bytes that vectors may take in any case, if a quarter of the budget is as much."""
 BOUND = 1e9
 """Degrees of freedom of an error that is a bound, not a spread."""
 
@@ -74,11 +76,16 @@ def profile(
     result = terms.profile(traces.known(), note, products.provenance(seed=seed, probes=len(terms)))
     if traces.blocked:
         return _with_gaps(result, traces.blocked)
-    if top:
-        result = _with_top(result, traces, H)
-    if spectral:
-        paths = list(result.rows) if spectral is True else [result[path].path for path in wanted]
-        result = _with_spectral(result, traces, paths)
+    try:
+        if top:
+            result = _with_top(result, traces, H)
+        if spectral:
+            paths = list(result.rows) if spectral is True else [result[path].path for path in wanted]
+            result = _with_spectral(result, traces, paths)
+    except KeyboardInterrupt:
+        note = "interrupted while eigenvalues were sought"
+        warn(f"The profile was {note}; what the probes say is there.")
+        result = replace(result, note="; ".join(filter(None, [result.note, note])))
     _check(result)
     return result
 
@@ -97,7 +104,8 @@ def _groups(samples: int, problem: Problem) -> list[range]:
 
     No group is of one probe, which would meet nobody.
     """
-    held = engine_of(problem).kept_bytes // 2  # vectors, two a probe, take half of what a kept graph does
+    # vectors, two a probe, take half of what a kept graph does, or little
+    held = max(engine_of(problem).kept_bytes // 2, min(problem.memory // 4, LITTLE))
     size = min(samples, max(2, held // (2 * problem.layout.size * problem.dtype.itemsize)))
     starts = list(range(0, samples, size))
     if samples - starts[-1] == 1 and len(starts) > 1:
