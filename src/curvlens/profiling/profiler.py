@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +15,11 @@ from curvlens.linalg.eigs import eigs
 from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.operators import Operator, hessian
 from curvlens.operators.engine import engine_of
-from curvlens.operators.modules import Traces, is_inside, module_part
+from curvlens.operators.modules import Traces, module_part
 from curvlens.problem import Problem
 from curvlens.profiling.statistics import Forms, mean, portion, root
 from curvlens.results import Estimate, Portion, Profile, Row
+from curvlens.results.profile import above
 
 FEWEST = 4
 """Probes below which errors mean nothing."""
@@ -164,9 +166,9 @@ class _Terms:
         own = {path: Forms.joined(groups) for path, groups in self.own.items()}
         zero = Forms(0 * ggn.pairs, 0 * ggn.with_hessian)
         rows: dict[str, Row] = {}
+        totals = _totals(own)
         for path in _ordered(kinds, own):
-            mine = own.get(path, zero)
-            total = sum((forms for p, forms in own.items() if is_inside(p, path)), mine)
+            mine, total = own.get(path, zero), totals.get(path, zero)
             rows[path] = Row(path, kinds[path], portion(mine, squares), portion(total, squares))
         everything = portion(sum(own.values(), ggn), squares)
         return Profile(
@@ -186,20 +188,26 @@ def _forms(of: Tensor) -> Forms:
     return Forms(of[:, :k], of[:, k:].diagonal())
 
 
+def _totals(own: dict[str, Any]) -> dict[str, Any]:
+    """What is summed over a path and all that is in it."""
+    totals: dict[str, Any] = {}
+    for path, value in own.items():
+        for p in (*above(path), path):
+            totals[p] = totals[p] + value if p in totals else value
+    return totals
+
+
 def _ordered(kinds: dict[str, str], reached: Iterable[str]) -> list[str]:
     """The paths that were reached and those above them, each before what is in it, in the order of the model."""
-    wanted = set(reached) | {""}
-    paths = [path for path in kinds if any(path == p or is_inside(p, path) for p in wanted)]
-    found: list[str] = []
-
-    def visit(path: str) -> None:
-        found.append(path)
-        below = [p for p in paths if is_inside(p, path)]
-        for p in below:
-            if not any(is_inside(p, between) for between in below):
-                visit(p)
-
-    visit("")
+    wanted = {p for path in reached for p in (*above(path), path)} | {""}
+    inside: dict[str, list[str]] = {path: [] for path in kinds if path in wanted}
+    for path in inside:
+        if path:
+            inside[next(p for p in reversed(above(path)) if p in inside)].append(path)
+    found, todo = list[str](), [""]
+    while todo:
+        found.append(todo.pop())
+        todo.extend(reversed(inside[found[-1]]))
     return found
 
 
@@ -224,10 +232,9 @@ def _with_top(result: Profile, traces: Traces, H: Operator) -> Profile:
         error = torch.tensor(2 * off * float(of.frobenius), dtype=torch.float64)
         return replace(of, top=Estimate(torch.tensor(x / count, dtype=torch.float64), error, 1, dof=BOUND))
 
-    rows = {}
+    rows, totals = {}, _totals(own)
     for path, row in result.rows.items():
-        mine = own.get(path, 0.0)
-        total = mine + sum(x for p, x in own.items() if is_inside(p, path))
+        mine, total = own.get(path, 0.0), totals.get(path, 0.0)
         rows[path] = replace(row, own=known(mine, row.own), total=known(total, row.total))
     whole_ = known(ggn + sum(own.values()), result.hessian)
     return replace(result, rows=rows, ggn=known(ggn, result.ggn), hessian=whole_)

@@ -90,7 +90,7 @@ class Profile(Result):
         """The rows right below every path, in the order of the model."""
         below: dict[str, list[Row]] = {path: [] for path in self.rows}
         for row in self:
-            parent = next((above for above in reversed(_above(row.path)) if above in below), None)
+            parent = next((p for p in reversed(above(row.path)) if p in below), None)
             if parent is not None:
                 below[parent].append(row)
         return below
@@ -103,7 +103,7 @@ class Profile(Result):
 
     def depth(self, path: str) -> int:
         """How many rows are above it."""
-        return sum(above in self.rows for above in _above(path))
+        return sum(p in self.rows for p in above(path))
 
     @property
     def headline(self) -> str:
@@ -141,10 +141,10 @@ class Profile(Result):
         return "\n".join([head, *lines])
 
 
-def _above(path: str) -> list[str]:
+def above(path: str) -> list[str]:
     """The paths above a path, the model's first.
 
-    >>> _above("h.0.attn")
+    >>> above("h.0.attn")
     ['', 'h', 'h.0']
     """
     words = path.split(".") if path else []
