@@ -353,6 +353,8 @@ def test_a_module_that_cannot_be_differentiated_twice_is_named_and_the_rest_is_g
     assert math.isnan(profile.mismatch)
     known = {row.path for row in profile if not math.isnan(float(row.own.trace))}
     assert known == {"0", "1", "2"}
+    with pytest.raises(cl.CurvlensError, match="'3': a function in it is marked once_differentiable"):
+        module_part(of(nn.Sequential(*layers)), "5") @ torch.ones(36, dtype=torch.float64)
     plain = [nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 3)]
     assert not cl.profile(of(nn.Sequential(*plain)), samples=4).note
 

@@ -182,7 +182,10 @@ def explained(error: Exception) -> Exception:
         )
     if "modified by an inplace operation" in text:
         return CurvlensError(WRITTEN.format(f"torch said: {text.splitlines()[0]}"))
+    return CurvlensError(CANNOT_TWICE.format(text.splitlines()[0])) if lacks_derivative(error) else error
+
+
+def lacks_derivative(error: Exception) -> bool:
+    """Whether torch says that a second derivative does not exist."""
     signs = ("derivative for", "double backward", "twice differentiable", "does not support", "once_differentiable")
-    if not any(sign in text for sign in signs):
-        return error
-    return CurvlensError(CANNOT_TWICE.format(text.splitlines()[0]))
+    return any(sign in str(error) for sign in signs)

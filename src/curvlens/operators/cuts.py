@@ -63,6 +63,7 @@ class Recorder:
         self._model = model
         self._known = {id(p): p for p in parameters.values()}
         self._paths = {id(module): path for path, module in model.named_modules()}
+        self._taken = set(self._paths.values())
         self._stack: list[str] = []
         self._writable, self._whole = writable, whole
         self._given: list[list[tuple[Tensor, int]]] = []
@@ -102,10 +103,7 @@ class Recorder:
         if path not in self._whole:
             args, kwargs = self.cut((args, kwargs), self.here)
         self._stack.append(path)
-        given: list[tuple[Tensor, int]] = []
-        if self._writable:
-            mapped(lambda x: given.append((x, x._version)) or x, (args, kwargs))  # type: ignore[func-returns-value]
-        self._given.append(given)
+        self._given.append([(x, x._version) for x in tensors((args, kwargs))] if self._writable else [])
         return args, kwargs
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
@@ -113,9 +111,7 @@ class Recorder:
         if any(x._version != before for x, before in self._given.pop()):
             self.writers.add(path)
         output = output if path == "" else self.cut(output, path)
-        given: list[Tensor] = []
-        mapped(lambda x: given.append(x) or x, output)  # type: ignore[func-returns-value]
-        found = [self._behind[id(x)][1] if id(x) in self._behind else x for x in given]
+        found = [self._behind[id(x)][1] if id(x) in self._behind else x for x in tensors(output)]
         self.results.setdefault(path, []).append(next((x for x in found if id(x) in self._known), None))
         return output
 
@@ -157,7 +153,7 @@ class Recorder:
     def step(self, name: str, x: Tensor) -> Tensor:
         """What a step of attention gave, cut."""
         path = f"{self.here}.{name}" if self.here else name
-        path = f"{path}()" if path in self._paths.values() else path  # a module of that name is another
+        path = f"{path}()" if path in self._taken else path  # a module of that name is another
         self.kinds[path] = name
         cut: Tensor = self.cut(x, path)
         return cut
@@ -181,6 +177,18 @@ class _Attention(TorchFunctionMode):
             with self:
                 return multi_head_attention(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """All tensors of what a module takes or gives."""
+    found: list[Tensor] = []
+
+    def one(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    mapped(one, tree)
+    return found
 
 
 def mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -81,6 +81,12 @@ class Traces:
                 pass
         return self.kinds
 
+    def require(self, path: str) -> None:
+        """There has to be a module, or a step of attention, of this path."""
+        known = self.known()
+        if path not in known:
+            raise CurvlensError(f"The model has no module {path!r}. {nearest(path, known)}")
+
 
 class ModulePart(Operator):
     """M_m, or a block of it: T_mᵀ (λ_m · D²f_m) T_m."""
@@ -149,7 +155,5 @@ def module_part(problem: Problem, path: str, *, own: bool = False, traces: Trace
     (9, 9)
     """
     traces = Traces(problem) if traces is None else traces
-    known = traces.known()
-    if path not in known:
-        raise CurvlensError(f"The model has no module {path!r}. {nearest(path, known)}")
+    traces.require(path)
     return ModulePart(traces, path, own=own, rows=problem.layout, columns=problem.layout)

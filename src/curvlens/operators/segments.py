@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlens.checks import CANNOT_TWICE, lacks_derivative
 from curvlens.errors import CurvlensError
 from curvlens.losses import FromModel
 from curvlens.operators.cuts import Recorder, Segment
@@ -66,6 +67,8 @@ class Pulled:
                     allow_unused=True,
                 )
             except (RuntimeError, NotImplementedError) as error:
+                if not lacks_derivative(error):
+                    raise
                 self.blocked = str(error).splitlines()[0]
         if self.blocked:  # unknown is NaN, and makes unknown whatever it comes to
             return [torch.full_like(w, math.nan) for w in self.adjoint], [
@@ -222,6 +225,9 @@ class Trace:
         for pulled in through:
             wanted = chosen(pulled.segment.path)
             moved, bend = pulled.along(tangents, bend=wanted)
+            if pulled.blocked:
+                where = pulled.segment.path or "the model itself"
+                raise CurvlensError(CANNOT_TWICE.format(f"{where!r}: {pulled.blocked}"))
             bends.append(bend if wanted else [])
             tangents.update((id(c), u) for c, u in zip(pulled.copies, moved, strict=True) if u is not None)
         second: Tangents = {}

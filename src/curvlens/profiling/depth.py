@@ -12,12 +12,10 @@ from curvlens.operators import Operator, functional, ggn, hessian
 from curvlens.operators.activations import Of, activation_hessian
 from curvlens.operators.modules import Traces
 from curvlens.problem import Problem
-from curvlens.results import Estimate
+from curvlens.profiling.statistics import bounded
 from curvlens.results.propagation import PARTS, Amount, Level, Propagation
 
 OPERATORS: dict[str, Callable[[Problem], Operator]] = {"hessian": hessian, "ggn": ggn, "functional": functional}
-BOUND = 1e9
-"""Degrees of freedom of an error that is a bound, not a spread."""
 
 
 def propagation(
@@ -95,5 +93,5 @@ def _amount(operator: Operator, samples: int, seed: int, tol: float) -> Amount:
     return Amount(
         trace=trace(operator, samples, seed=seed),
         frobenius=frobenius(operator, samples, seed=seed),
-        top=Estimate(value, residual, found.products, dof=BOUND),
+        top=bounded(value, residual, found.products),
     )

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvlens.errors import CurvlensError, nearest
+from curvlens.errors import CurvlensError
 from curvlens.linalg.eigs import eigs
 from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.operators import Operator, hessian
 from curvlens.operators.engine import engine_of
 from curvlens.operators.modules import Traces, module_part
 from curvlens.problem import Problem
-from curvlens.profiling.statistics import Forms, mean, portion, root
-from curvlens.results import Estimate, Portion, Profile, Row
+from curvlens.profiling.statistics import Forms, bounded, mean, portion, root
+from curvlens.results import Portion, Profile, Row
 from curvlens.results.profile import above
 
 FEWEST = 4
 """Probes below which errors mean nothing."""
 LITTLE = 1 << 27
 """Bytes that vectors may take in any case, if a quarter of the budget is as much."""
-BOUND = 1e9
-"""Degrees of freedom of an error that is a bound, not a spread."""
 
 
 def profile(
@@ -63,7 +61,9 @@ def profile(
     traces, H = Traces(problem), hessian(problem)
     traces.known()
     products = Products(H, symmetric=True)
-    wanted = [] if isinstance(spectral, bool) else _known(traces, spectral)
+    wanted = [] if isinstance(spectral, bool) else [spectral] if isinstance(spectral, str) else list(spectral)
+    for path in wanted:  # a wrong one is told before anything long is computed
+        traces.require(path)
     probes, terms, note = products.probes(seed), _Terms(), ""
     try:
         for group in _groups(int(samples), problem):
@@ -90,15 +90,6 @@ def profile(
         result = replace(result, note="; ".join(filter(None, [result.note, note])))
     _check(result)
     return result
-
-
-def _known(traces: Traces, paths: Iterable[str]) -> list[str]:
-    """Paths of the model: a wrong one is told before anything long is computed."""
-    paths, known = [paths] if isinstance(paths, str) else list(paths), traces.known()
-    for path in paths:
-        if path not in known:
-            raise CurvlensError(f"The model has no module {path!r}. {nearest(path, known)}")
-    return paths
 
 
 def _groups(samples: int, problem: Problem) -> list[range]:
@@ -135,19 +126,9 @@ class _Terms:
             Hz = H.apply(z)
         except CurvlensError as error:  # some module cannot be differentiated twice: others can
             failed, Hz = error, torch.full_like(z, math.nan)
-        count, k = 0.0, len(probes)
-        ggn, own = torch.zeros(k, 2 * k, dtype=torch.float64), dict[str, Tensor]()
-        directions = [traces.problem.layout.unflatten(v.contiguous()) for v in (*z.T, *Hz.T)]
-        for trace in traces:
-            table, outer = trace.forms(directions, k)
-            ggn += outer
-            for path, forms in table.items():
-                own[path] = own.get(path, torch.zeros_like(ggn)) + forms
-            count += trace.count
-            del trace
+        ggn, terms = _summed(traces, [*z.T, *Hz.T], len(probes))
         if failed is not None and not traces.blocked:
             raise failed
-        ggn, terms = ggn / count, {path: forms / count for path, forms in own.items()}
         truth = (Hz.double().T @ torch.cat([z, Hz], 1).double()).cpu()
         stacked = torch.stack([ggn, *terms.values()])
         size = stacked.abs().sum(0).clamp(min=1e-300)
@@ -182,6 +163,20 @@ class _Terms:
         )
 
 
+def _summed(traces: Traces, directions: Sequence[Tensor], bent: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """The forms of G and, by path, of every module's own code, over all the data."""
+    parts = [traces.problem.layout.unflatten(v.contiguous()) for v in directions]
+    ggn, own, count = torch.zeros(bent, len(parts), dtype=torch.float64), dict[str, Tensor](), 0.0
+    for trace in traces:
+        table, outer = trace.forms(parts, bent)
+        ggn += outer
+        for path, forms in table.items():
+            own[path] = own[path] + forms if path in own else forms
+        count += trace.count
+        del trace  # before the next one is built
+    return ggn / count, {path: forms / count for path, forms in own.items()}
+
+
 def _forms(of: Tensor) -> Forms:
     """(k, 2k), the forms of probes with each other and with H times each."""
     k = len(of)
@@ -213,24 +208,16 @@ def _ordered(kinds: dict[str, str], reached: Iterable[str]) -> list[str]:
 
 def _with_top(result: Profile, traces: Traces, H: Operator) -> Profile:
     """What every term contributes to the largest eigenvalue."""
-    problem = traces.problem
     found = eigs(H, k=min(2, H.shape[0]), ends="largest")
-    u = found.vectors[:, -1].to(H.dtype).contiguous()
-    ggn, own, count = 0.0, dict[str, float](), 0.0
-    for trace in traces:
-        table, outer = trace.forms([problem.layout.unflatten(u)], 1)
-        ggn += float(outer)
-        for path, form in table.items():
-            own[path] = own.get(path, 0.0) + float(form)
-        count += trace.count
-        del trace
+    outer, forms = _summed(traces, [found.vectors[:, -1].to(H.dtype)], 1)
+    ggn, own = float(outer), {path: float(form) for path, form in forms.items()}
     # by Davis and Kahan u is off by an angle of at most residual/gap, and a form changes by twice that
     gap = float(found.values[-1] - found.values[0]) if len(found) > 1 else math.inf
     off = min(1.0, float(found.residuals[-1]) / gap) if gap > 0 else 1.0
 
     def known(x: float, of: Portion) -> Portion:
         error = torch.tensor(2 * off * float(of.frobenius), dtype=torch.float64)
-        return replace(of, top=Estimate(torch.tensor(x / count, dtype=torch.float64), error, 1, dof=BOUND))
+        return replace(of, top=bounded(torch.tensor(x, dtype=torch.float64), error, 1))
 
     rows, totals = {}, _totals(own)
     for path, row in result.rows.items():
@@ -247,7 +234,7 @@ def _with_spectral(result: Profile, traces: Traces, paths: Iterable[str]) -> Pro
         part = module_part(traces.problem, path, traces=traces)
         found = eigs(part, k=1, ends="magnitude")
         value, residual = (x[0].abs().double().cpu() for x in (found.values, found.residuals))
-        size = Estimate(value, residual, found.products, dof=BOUND)
+        size = bounded(value, residual, found.products)
         rows[path] = replace(rows[path], total=replace(rows[path].total, spectral=size))
     return replace(result, rows=rows)
 

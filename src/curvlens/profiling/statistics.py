@@ -48,6 +48,11 @@ def mean(values: Tensor) -> Estimate:
     return _estimate(float(values.mean()), float(values.std()) / math.sqrt(len(values)), len(values))
 
 
+def bounded(value: Tensor, error: Tensor, products: int) -> Estimate:
+    """A number whose error is a bound, not a spread: as if of very many degrees of freedom."""
+    return Estimate(value, error, products, dof=1e9)
+
+
 def root(square: Estimate) -> Estimate:
     """The root of a mean; the error to first order."""
     value = math.sqrt(max(float(square.value), 0.0))
