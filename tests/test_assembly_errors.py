@@ -40,6 +40,8 @@ WEIGHTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "mask": (changed(), {"mask": "both"}, r"mask is 'both'"),
     "float mask": (changed(), {"mask": torch.zeros(3, 3)}, r"mask is torch\.float32"),
     "mask as numbers": (changed(), {"mask": 3}, r"mask is 3"),
+    "eps as text": (changed(), {"eps": "a"}, r"eps='a'; expected a number"),
+    "negative eps": (changed(), {"eps": -1.0}, r"eps=-1\.0; expected a number"),
 }
 
 
@@ -63,6 +65,14 @@ def test_stacks() -> None:
         assembly.stack([CASE.weights], heads=2, embedding=(table, table.T))
     with pytest.raises(CurvlensError, match="final_norm has 'gain'"):
         assembly.stack([CASE.weights], heads=2, final_norm={"gain": torch.ones(4, dtype=D)})
+    for given, message in (
+        ({"embedding": [table]}, "embedding is a list"),
+        ({"embedding": (table, table, table)}, "embedding has 3 tables"),
+        ({"unembedding": 5}, "unembedding is a int"),
+        ({"final_norm": table}, "final_norm is a Tensor"),
+    ):
+        with pytest.raises(CurvlensError, match=message):
+            assembly.stack([CASE.weights], heads=2, **given)
 
 
 def test_inputs() -> None:
@@ -96,6 +106,7 @@ LOSSES: dict[str, tuple[dict[str, Any], str]] = {
     "no curvature": ({"grad": CASE.target}, "needs curvature="),
     "pair": ({"grad": CASE.target, "curvature": (1.0, 1.0)}, "curvature is a pair"),
     "wrt": ({"target": CASE.target, "wrt": ["q", "W"]}, "wrt names 'W'"),
+    "wrt as a number": ({"target": CASE.target, "wrt": 5}, "wrt is a int"),
     "empty": ({"target": CASE.target, "wrt": []}, "wrt is empty"),
 }
 

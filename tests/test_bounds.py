@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -256,6 +257,12 @@ def test_bad_questions() -> None:
         (lambda x: bounds.block(x, small()), "neither target nor grad"),
         (lambda x: bounds.block(x, small(), grad=1.0, curvature=1.0, data=True), "give the gradient itself"),
         (lambda x: bounds.block(x, small(), grad=-1.0, curvature=1.0), "not negative"),
+        (lambda x: bounds.block(x, small(), grad=1.0, curvature=math.nan), "two finite numbers"),
+        (lambda x: bounds.block(x, small(), grad=1e200, curvature=1e308), "over- or underflow"),
+        (lambda x: bounds.norm(1e200 * x, target=x), "over- or underflow"),
+        (lambda x: bounds.norm(1e200 * x, target=x, data=True), "over- or underflow"),
+        (lambda x: bounds.feedforward(1e200 * x, small()["up"], small()["down"], x), "over- or underflow"),
+        (lambda x: bounds.feedforward(x, 1e200 * small()["up"], small()["down"], x, data=True), "over- or underflow"),
         (lambda x: bounds.norm(x, x[:, 0], target=x), r"scale has shape \(4,\), expected \(3,\)"),
         (lambda x: bounds.norm(x[0], target=x[0]), r"expected \(tokens, features\)"),
         (lambda x: bounds.feedforward(x, x, x, x), "expected"),
@@ -265,6 +272,13 @@ def test_bad_questions() -> None:
 def test_bad_shapes_and_kinds(call: Callable[[Tensor], Any], message: str) -> None:
     with pytest.raises(CurvlensError, match=message):
         call(Dice(0)(4, 3))
+
+
+def test_tokens_too_small_to_be_squared() -> None:
+    """They have a direction all the same, and ε keeps the bound finite."""
+    x = Dice(0)(4, 3)
+    tiny, zero = (bounds.norm(size * x, target=x, data=True).total for size in (1e-200, 0.0))
+    assert tiny == pytest.approx(zero, rel=1e-12)
 
 
 def test_bad_words() -> None:

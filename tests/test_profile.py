@@ -533,7 +533,7 @@ def test_propagation_by_layer_and_by_role(tmp_path: Any) -> None:
         found["h.9"]
     with pytest.raises(cl.CurvlensError, match="by='head'"):
         propagation(problem, by="head")  # type: ignore[arg-type]
-    with pytest.raises(cl.CurvlensError, match="No layers were found"):
+    with pytest.raises(cl.CurvlensError, match="No parameter is in a layer that is known"):
         propagation(of(nn.Linear(3, 3)))
 
 

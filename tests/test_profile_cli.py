@@ -57,6 +57,9 @@ def sick():
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).double()
     return model, (torch.randn(4, 3).double(), torch.randn(4, 3).double()), cl.losses.MSE()
 
+def broken():
+    return 1 / 0
+
 number = 5
 """
 HOSTILE = [
@@ -160,6 +163,11 @@ def test_files_and_the_way_back(script: Path, tmp_path: Path, profile: Profile) 
         assert result.exit_code == 0, result.output
     again = cl.load(out)
     assert str(again) == str(profile)
+    text = out.with_suffix(".json").read_text()
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(text.replace('"samples": ', '"samples": "many", "old": ', 1))
+    with pytest.raises(cl.CurvlensError, match="samples is 'many', expected int"):
+        cl.load(damaged)
     assert page.read_text(encoding="utf-8") == cl.figures.icicle(again)
     assert f"written: {out}.json" in result.output
 
@@ -185,6 +193,7 @@ def test_gaps(script: Path, tmp_path: Path) -> None:
     [
         (("{script}:number",), 1, "expected a curvlens.Problem"),
         (("{script}:maek",), 1, "Did you mean 'make'"),
+        (("{script}:broken",), 1, "broken raised ZeroDivisionError: line"),
         (("nothing.py:make",), 1, "There is no file 'nothing.py'"),
         (("gpt2",), 1, "--text"),
         (("{script}:sick",), 1, "model.eval()"),

@@ -70,6 +70,8 @@ class Network:
 
     def _wanted(self, wrt: str | Iterable[str] | None, found: Trace) -> list[str]:
         """The names to differentiate by, in the order of the parameters, X last."""
+        if not isinstance(wrt, Iterable | None):
+            raise CurvlensError(f"wrt is a {type(wrt).__name__}; expected names of parameters, or None for all.")
         asked = list(self.shapes) if wrt is None else wrt.split() if isinstance(wrt, str) else list(wrt)
         known = [*self.shapes, INPUT]
         for name in asked:

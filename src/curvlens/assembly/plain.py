@@ -12,6 +12,7 @@ The Hessian has the parameters in the order in which they are given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -51,6 +52,8 @@ class Settings:
             raise CurvlensError(f"norm_kind={self.norm_kind!r}; there are 'layer' and 'rms'.")
         if self.activation != "swiglu":
             known_activation(self.activation)
+        if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)) or not 0 <= self.eps < math.inf:
+            raise CurvlensError(f"eps={self.eps!r}; expected a number, 0 or more.")
         check_mask(self.mask)
 
 
@@ -126,9 +129,13 @@ def stack(
         raise CurvlensError(f"The layers have widths {widths}; those of a stack are equal.")
     parameters: dict[str, Tensor] = {}
     tables = () if embedding is None else embedding if isinstance(embedding, tuple) else (embedding,)
+    if len(tables) > 2:
+        raise CurvlensError(f"embedding has {len(tables)} tables; expected one, or one of tokens and one of positions.")
     parameters |= dict(zip(("embedding", "positions"), tables, strict=False))
     for i, weights in enumerate(layers):
         parameters |= {f"h.{i}.{name}": weight for name, weight in weights.items()}
+    if not isinstance(final_norm, Mapping | None):
+        raise CurvlensError(f"final_norm is a {type(final_norm).__name__}; expected {{'scale': …, 'shift': …}}.")
     ends = dict(final_norm or {})
     for name in ends:
         if name not in ("scale", "shift"):
@@ -138,6 +145,7 @@ def stack(
         parameters["unembedding"] = unembedding
     for name, tensor in parameters.items():
         if name in ("embedding", "positions", "unembedding") or name.startswith("final_norm."):
+            alike({name: tensor})
             _check_end(name, tensor, widths[0])
     network = Network(parameters, widths[0], tuple(View(name) for name in ("embedding", "positions")[: len(tables)]))
     state = 0

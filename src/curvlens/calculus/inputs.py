@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ SMALL = 1 << 26
 """Bytes for which it is not worth asking whether there is room."""
 
 
-def alike(tensors: dict[str, Tensor]) -> None:
+def alike(tensors: dict[str, Any]) -> None:
     """All are real floating tensors of one dtype and device, with finite numbers and nothing empty."""
     first_name, first = next(iter(tensors.items()))
     for name, tensor in tensors.items():

@@ -156,7 +156,8 @@ def spectrum(
     p, theta = _pulled(found, grad, scale, kind)
     theta, s2, d = theta.squeeze(-1), found.s.squeeze(-1).square(), found.n.shape[-1]
     size = found.n.norm(dim=-1)
-    unit = found.n / size.clamp(min=torch.finfo(size.dtype).tiny)[..., None]
+    unit = found.n / found.n.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
+    unit = unit / torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp(min=1.0)  # 0 for a token of no variance
     along = (p * unit).sum(-1, keepdim=True)
     q = torch.linalg.vector_norm(centred(p, kind) - along * unit, dim=-1)  # the part of p across n
     free = d - (1 if kind == "layer" else 0)  # dimensions in which K acts

@@ -6,6 +6,9 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +83,8 @@ def from_code(target: str) -> Any:
             raise CurvlensError(f"There is no file {place!r}. Expected file.py:name, as in train.py:make_model.")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        with _blamed(target):
+            spec.loader.exec_module(module)
     else:
         try:
             module = importlib.import_module(place)
@@ -98,7 +102,22 @@ def from_code(target: str) -> Any:
             f"{target} needs arguments ({', '.join(needed)}), and there is nothing to give it. Give the name of a "
             "function without arguments, as in def make(): return model, data, loss."
         )
-    return made()
+    with _blamed(target):
+        return made()
+
+
+@contextmanager
+def _blamed(target: str) -> Iterator[None]:
+    """An error in a user's own code, with the place where it was raised."""
+    try:
+        yield
+    except CurvlensError:
+        raise
+    except Exception as error:
+        frames, file = traceback.extract_tb(error.__traceback__), target.rpartition(":")[0]
+        own = [frame.lineno for frame in frames if frame.filename.endswith(file)]
+        where = f"line {own[-1]}: " if own else ""
+        raise CurvlensError(f"{target} raised {type(error).__name__}: {where}{_first(error)}") from error
 
 
 def _needed(function: Any) -> list[str]:

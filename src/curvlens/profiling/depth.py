@@ -48,7 +48,8 @@ def propagation(
     layers = {block.layer for block in problem.blocks.values()} - {None}
     if not layers:
         raise CurvlensError(
-            "No layers were found: the architecture is not known. Name them with Problem(..., blocks={'h.0': ...})."
+            "No parameter is in a layer that is known: either the architecture is not, then name its layers with "
+            "Problem(..., blocks={'h.0': ...}), or params= leaves them out."
         )
     blocks = problem.blocks.by(by)
     names = [name for name in blocks if by == "role" or name in layers]

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from types import UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -68,6 +69,10 @@ class Result:
 
     @classmethod
     def _from_fields(cls, fields: dict[str, Any]) -> Result:
+        hints = get_type_hints(cls)
+        for name, value in fields.items():
+            if not _is(value, hints.get(name, Any)):
+                raise TypeError(f"{name} is {value!r:.60}, expected {getattr(hints[name], '__name__', hints[name])}")
         return cls(**fields)
 
 
@@ -125,6 +130,22 @@ def claim(path: str | os.PathLike[str]) -> Path:
     if not ours:
         raise CurvlensError(f"{str(text)!r} is no saved result, so it is not written over. Choose another name.")
     return text
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Whether a value that came from a file is what its field says; of hints that are no classes, the ones in use."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_is(value, each) for each in args)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is(each, args[1]) for each in value.values())
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, hint) if hint in (str, int, bool) or _is_result(hint) else True
+
+
+def _is_result(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Result)
 
 
 def require_tensors(result: Any, *names: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec
 
 import torch
 from jaxtyping import Float
@@ -43,6 +45,31 @@ class Bound:
         if name not in self.names:
             raise CurvlensError(f"There is no block {name!r}; there are {', '.join(self.names)}.")
         return self.names.index(name)
+
+
+P = ParamSpec("P")
+
+
+def in_range(bound: Callable[P, Bound]) -> Callable[P, Bound]:
+    """A bound is finite, or there is none: what it is a product of may over- or underflow."""
+
+    @functools.wraps(bound)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Bound:
+        try:
+            found = bound(*args, **kwargs)
+        except (OverflowError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
+            raise CurvlensError(OUT_OF_RANGE) from error
+        if not (found.outer.isfinite().all() and found.functional.isfinite().all()):
+            raise CurvlensError(OUT_OF_RANGE)
+        return found
+
+    return checked
+
+
+OUT_OF_RANGE = (
+    "The bound is a product of norms, some of which over- or underflow: tokens, weights or the gradient are too large "
+    "or too small. Bring them to a usual scale."
+)
 
 
 def selected(names: Sequence[str], wrt: str | None, outer: Tensor, functional: Tensor) -> Bound:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.layer import layer
-from curvlens.calculus.bounds.bound import Bound
+from curvlens.calculus.bounds.bound import Bound, in_range
 from curvlens.calculus.inputs import alike
 from curvlens.calculus.moments import contracted
 
@@ -22,6 +22,7 @@ def _norm(matrix: Tensor) -> Tensor:
     return size
 
 
+@in_range
 def attention(
     X: Float[Tensor, "l d"],
     WQ: Float[Tensor, "d k"],

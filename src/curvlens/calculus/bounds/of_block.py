@@ -15,7 +15,7 @@ from curvlens.calculus import norms
 from curvlens.calculus.attention.layer import Layer, layer
 from curvlens.calculus.behind import Outputs
 from curvlens.calculus.bounds import heads, of_feedforward, of_norm
-from curvlens.calculus.bounds.bound import Bound, selected
+from curvlens.calculus.bounds.bound import Bound, in_range, selected
 from curvlens.calculus.bounds.sizes import Local, S, Sizes, one_sample, seen, sizes
 from curvlens.calculus.bounds.tape import Tape
 from curvlens.calculus.curvature import Curvature
@@ -31,6 +31,7 @@ NAMES = (*NORMS[:2], "Q", "K", "V", "O", *NORMS[2:], *INNER)
 """All weights a block may have, in order."""
 
 
+@in_range
 def block(
     X: Tensor,
     weights: Mapping[str, Tensor],

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from curvlens.calculus.activations import activation as named
 from curvlens.calculus.behind import Outputs
-from curvlens.calculus.bounds.bound import Bound, selected
+from curvlens.calculus.bounds.bound import Bound, in_range, selected
 from curvlens.calculus.bounds.sizes import Local, Pairs, Sizes, matrix, one_sample, seen, sizes, spectral
 from curvlens.calculus.curvature import Curvature
 from curvlens.calculus.feedforward import fit, forward, hidden
@@ -32,6 +32,7 @@ from curvlens.calculus.inputs import alike
 Weights = Mapping[str, Tensor]
 
 
+@in_range
 def feedforward(
     X: Tensor,
     up: Tensor,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from curvlens.calculus import norms
 from curvlens.calculus.behind import Outputs
-from curvlens.calculus.bounds.bound import Bound, selected
+from curvlens.calculus.bounds.bound import Bound, in_range, selected
 from curvlens.calculus.bounds.sizes import Local, Pairs, Sizes, matrix, one_sample, seen, sizes, spectral
 from curvlens.calculus.curvature import Curvature
 from curvlens.calculus.inputs import alike
@@ -24,6 +24,7 @@ from curvlens.calculus.norms import SHARP, Kind
 from curvlens.errors import CurvlensError
 
 
+@in_range
 def norm(
     X: Tensor,
     scale: Tensor | None = None,
@@ -97,7 +98,7 @@ def prior(
     x: Sizes, length: int, d: int, scale: Tensor | None, shift: Tensor | None, eps: float, kind: Kind
 ) -> Local[Sizes]:
     """From sizes alone."""
-    s = math.sqrt(x.spread**2 / d + eps)
+    s = math.hypot(x.spread / math.sqrt(d), math.sqrt(eps))
     if s == 0:
         raise CurvlensError("eps is 0, and a-priori nothing keeps s from it: give eps > 0, or data=True.")
     gamma = 1.0 if scale is None else float(scale.abs().max())
@@ -116,6 +117,8 @@ def prior(
 def known(x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float, kind: Kind) -> Local[Tensor]:
     """From the tokens: the norms of these blocks themselves."""
     found = norms.normed(x, eps=eps, kind=kind)
+    if not found.s.isfinite().all():
+        raise OverflowError("norm of tokens")
     plain = norms.jacobian(x, eps=eps, kind=kind)
     jacobian = plain if scale is None else scale[:, None] * plain
     first = {"X": spectral(jacobian), "scale": float(found.n.norm(dim=0).max()), "shift": math.sqrt(len(x))}

@@ -30,6 +30,10 @@ class Sizes:
     spread: float = 0.0
     """A lower bound: the shortest row, centred if LayerNorm follows."""
 
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.total + self.spread):
+            raise OverflowError("norm of tokens")
+
     @classmethod
     def at_most(cls, total: float, row: float | None = None, *, spread: float = 0.0) -> Sizes:
         """What ‖·‖_F, and the longest row if it is known, say of the others."""
@@ -109,10 +113,11 @@ def seen(of: Outputs, target: Any, grad: Any, curvature: Any, *, data: bool) -> 
                 f"grad={grad} is the size of a gradient, which is enough a-priori and without target= only; "
                 "with data=True give the gradient itself, a tensor of the shape of the output."
             )
-        if not (math.isfinite(grad) and grad >= 0 and isinstance(curvature, (int, float))):
+        number = isinstance(curvature, (int, float)) and math.isfinite(curvature)
+        if not (math.isfinite(grad) and grad >= 0 and number):
             raise CurvlensError(
-                f"grad={grad} with curvature={curvature!r}; expected ‖∂ℓ/∂y‖ and a bound on ‖∂²ℓ/∂y²‖, two numbers of "
-                "which the first is not negative."
+                f"grad={grad} with curvature={curvature!r}; expected ‖∂ℓ/∂y‖ and a bound on ‖∂²ℓ/∂y²‖, two finite "
+                "numbers of which the first is not negative."
             )
         return Seen(Sizes.at_most(float(grad)), abs(float(curvature)), 0.0)
     loss = behind(of, target, grad, curvature, "mean")
