@@ -53,6 +53,7 @@ class Linearised(nn.Module):
     def start(self) -> None:
         self._calls = 0
 
+    @torch.enable_grad()
     def forward(self, x: Tensor) -> Tensor:
         theta = dict(self.inner.named_parameters())
         if self._calls == len(self._around):

@@ -99,9 +99,9 @@ def check_through_outputs(loss: Loss, model: nn.Module, piece: Piece) -> None:
             )
 
 
-def graph_nodes(tensors: Iterable[Tensor]) -> Iterator[Any]:
-    """Every node of the autograd graph behind the tensors, once."""
-    todo, seen = [x.grad_fn for x in tensors], set()
+def graph_nodes(tensors: Iterable[Tensor], until: Iterable[Any] = ()) -> Iterator[Any]:
+    """Every node of the autograd graph behind the tensors, once, as far as the nodes of ``until``, without them."""
+    todo, seen = [x.grad_fn for x in tensors], set(until)
     while todo:
         node = todo.pop()
         if node is not None and node not in seen:

@@ -10,6 +10,8 @@ from torch import nn
 from curvlens.blocks import Blocks, Family, map_blocks
 from curvlens.errors import CurvlensError, listing
 
+PLAIN = " Give the module from which it was scripted or traced."
+
 
 def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn.Parameter]:
     """The parameters to differentiate by: those named, or all that require a gradient.
@@ -33,6 +35,14 @@ def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn
             "The parameters were made in torch.inference_mode(), where nothing can be differentiated. Build the model "
             "outside of it."
         )
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CurvlensError(
+                f"{path or 'The model'!r} is a ScriptModule, whose parameters cannot be exchanged.{PLAIN}"
+            )
+        sparse = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+        if sparse and any(module.weight is p for p in trainable.values()):
+            raise CurvlensError(f"{path!r} has sparse gradients; curvature has none. Set {path}.sparse = False.")
     if not trainable:
         raise CurvlensError(
             f"No trainable parameter: {listing(everything)}: requires_grad is False for all of them. "

@@ -57,7 +57,7 @@ def activation_hessian(
 ) -> ActivationHessian:
     """The Hessian, its Gauss–Newton or its functional part, with respect to the output of the module at ``path``.
 
-    ``call`` says which, for a module that is called more than once.
+    ``call`` says which, for a module that is called more than once; -1 is the last.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)).double()
     >>> problem = Problem(model, (torch.ones(1, 2).double(), torch.zeros(1, 1)), MSE())
@@ -67,6 +67,10 @@ def activation_hessian(
     traces = Traces(problem) if traces is None else traces
     if of not in get_args(Of):
         raise CurvlensError(f"of={of!r}, expected one of {listing(get_args(Of))}.")
+    if not isinstance(path, str):
+        raise CurvlensError(f"The path of a module is a text, as in 'h.0.attn', got {path!r}.")
+    if isinstance(call, bool) or not isinstance(call, int):
+        raise CurvlensError(f"call={call!r}; expected a whole number, counted from 0, or -1 for the last.")
     for trace in traces:
         calls = trace.results.get(path, [])
         if all(leaf is None for leaf in calls):
@@ -74,8 +78,9 @@ def activation_hessian(
             raise CurvlensError(
                 f"No module {path!r} gives activations that depend on parameters. {nearest(path, known)}"
             )
-        if not 0 <= call < len(calls):
+        if not -len(calls) <= call < len(calls):
             raise CurvlensError(f"call={call}; {path!r} is called {len(calls)} times, counted from 0.")
         if calls[call] is None:
             raise CurvlensError(f"What call {call} of {path!r} gives depends on no parameter.")
+    traces.check()
     return ActivationHessian(traces, path, call, of)

@@ -3,28 +3,35 @@
 While a model runs under `Recorder`, every tensor that enters or leaves a module is replaced by a leaf that stands for
 it. What lies between two cuts is a segment: a function of earlier leaves and of parameters, computed by one module's
 own code. So are the steps of scaled dot-product attention, which are no modules: scores, softmax and mix.
+
+The module's own code goes on with the tensor that was cut, not with the leaf. Where a later segment comes back to it,
+it is an input like a leaf, and stands for the same number.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from curvlens.batches import is_namedtuple
-from curvlens.checks import graph_nodes
 from curvlens.sdpa.mode import multi_head_attention
 from curvlens.sdpa.reference import scaled_dot_product_attention
 
 STEPS = ("scores", "softmax", "mix")
 """Of scaled dot-product attention, in their order."""
+
+
+Edge = tuple[Any, int]
+"""A node of autograd's graph, and which of its results."""
 
 
 @dataclass(eq=False)
@@ -38,11 +45,56 @@ class Segment:
     """Leaves that stand for the outputs in all that follows."""
     leaves: list[Tensor] = field(default_factory=list)
     """Copies of earlier segments and parameters, on which the outputs depend."""
+    inputs: list[Tensor] = field(default_factory=list)
+    """By which the outputs are differentiated for them: a leaf itself, or the tensor that it stands for."""
 
-    def find_leaves(self, known: Mapping[int, Tensor]) -> None:
-        """Look for what the outputs depend on."""
-        found = {id(node.variable): node.variable for node in graph_nodes(self.outputs) if hasattr(node, "variable")}
-        self.leaves = [leaf for key, leaf in found.items() if key in known]
+    above: set[int] = field(default_factory=set)
+    """The inputs by identity, and all that these depend on."""
+
+    def find_leaves(self, known: Mapping[int, Tensor], cuts: Mapping[Edge, Cut]) -> None:
+        """Look for what the outputs depend on: not beyond what was cut before, where that is all they come back to."""
+        opened = set[Edge]()
+        found = self._inputs(known, cuts, opened)
+        # autograd goes through an input if it is asked for another one behind it
+        while shared := {
+            edge for key, (_, _, edge) in found.items() if edge and cuts[edge].above & (found.keys() - {key})
+        }:
+            opened |= shared
+            found = self._inputs(known, cuts, opened)
+        self.leaves = [leaf for leaf, _, _ in found.values()]
+        self.inputs = [x for _, x, _ in found.values()]
+        self.above = set(found).union(*(cuts[edge].above for _, _, edge in found.values() if edge))
+
+    def _inputs(
+        self, known: Mapping[int, Tensor], cuts: Mapping[Edge, Cut], opened: Container[Edge]
+    ) -> dict[int, tuple[Tensor, Tensor, Edge | None]]:
+        """Leaves, what they stand for and where it was cut, by its identity; ``opened`` is looked through."""
+        found: dict[int, tuple[Tensor, Tensor, Edge | None]] = {}
+        todo: list[Edge] = [(x.grad_fn, x.output_nr) for x in self.outputs]
+        seen = set[Edge]()
+        while todo:
+            edge = todo.pop()
+            if edge[0] is None or edge in seen:
+                continue
+            seen.add(edge)
+            leaf = getattr(edge[0], "variable", None)
+            if edge in cuts and edge not in opened:
+                found[id(cuts[edge].original)] = (cuts[edge].leaf, cuts[edge].original, edge)
+            elif leaf is None:
+                todo.extend(edge[0].next_functions)
+            elif id(leaf) in known:
+                found[id(leaf)] = (leaf, leaf, None)
+        return found
+
+
+class Cut(NamedTuple):
+    """A tensor that was cut."""
+
+    original: Tensor
+    leaf: Tensor
+    """What stands for it."""
+    above: set[int]
+    """What it depends on."""
 
 
 class Recorder:
@@ -62,55 +114,79 @@ class Recorder:
         """What a path is: the class of its module, or a step of attention."""
         self._model = model
         self._known = {id(p): p for p in parameters.values()}
-        self._paths = {id(module): path for path, module in model.named_modules()}
-        self._taken = set(self._paths.values())
-        self._stack: list[str] = []
+        self._paths: dict[int, list[str]] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            self._paths.setdefault(id(module), []).append(path)
+        self._taken = {path for paths in self._paths.values() for path in paths}
+        self._stack: list[tuple[int, str]] = []
         self._writable, self._whole = writable, whole
         self._given: list[list[tuple[Tensor, int]]] = []
         self.results: dict[str, list[Tensor | None]] = {}
         """What each call of a module gave: the leaf that stands for the first tensor of it; None if there is none."""
         self._versions: list[tuple[Tensor, int]] = []
-        self._behind: dict[int, tuple[Tensor, Tensor]] = {}
+        self._behind: dict[int, tuple[Tensor, Tensor, int]] = {}
+        """What was handed out, by identity: itself, the leaf behind it, and its version."""
+        self._cuts: dict[Edge, Cut] = {}
         self.writers: set[str] = set()
         """Modules that wrote into what they were given."""
+        self.hidden: dict[str, str] = {}
+        """Modules that ran inside a transformation of torch.func, where nothing can be cut, and by whom called."""
 
     @property
     def here(self) -> str:
         """The path of the module whose code runs now; "" is the model itself, and what is around it."""
-        return self._stack[-1] if self._stack else ""
+        return self._stack[-1][1] if self._stack else ""
 
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Cut whatever the model does in here."""
         with ExitStack() as stack:
-            for path, module in self._model.named_modules():
+            for path, module in self._model.named_modules(remove_duplicate=False):
                 self.kinds[path] = type(module).__name__
+            for module in self._model.modules():
                 entering = module.register_forward_pre_hook(self._enter, with_kwargs=True)
                 stack.callback(entering.remove)
-                leaving = module.register_forward_hook(self._leave, always_call=True)  # also if it raises
+                # also if it raises
+                leaving = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
                 stack.callback(leaving.remove)
             stack.enter_context(_Attention(self))
+            if "torch._dynamo" in sys.modules:  # compiled modules run as they are written
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
 
     def finish(self, outputs: list[Tensor]) -> list[Tensor]:
         """Cut what the loss sees, too: the leaves that stand for it."""
         self._writable = False
-        ends: list[Tensor] = self.cut(outputs, "")
+        ends: list[Tensor] = self.cut([self._leaf(x) for x in outputs], "")
+        self.results[""] = [x if x.requires_grad else None for x in ends[:1]]
         return ends
 
+    def _path(self, module: nn.Module) -> str:
+        """Of its paths, the one inside the module that calls it."""
+        paths = self._paths.get(id(module), [self.here])
+        inside = f"{self.here}." if self.here else ""
+        return next((path for path in paths if path.startswith(inside)), paths[0])
+
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        path = self._paths.get(id(module), self.here)
-        if path not in self._whole:
+        path = self._path(module)
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors((args, kwargs))):
+            self.hidden[path] = self.here
+        elif path not in self._whole:
             args, kwargs = self.cut((args, kwargs), self.here)
-        self._stack.append(path)
+        self._stack.append((id(module), path))
         self._given.append([(x, x._version) for x in tensors((args, kwargs))] if self._writable else [])
         return args, kwargs
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
-        path = self._stack.pop()
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if not self._stack or self._stack[-1][0] != id(module):
+            return output  # something raised before it was entered
+        _, path = self._stack.pop()
         if any(x._version != before for x, before in self._given.pop()):
             self.writers.add(path)
-        output = output if path == "" else self.cut(output, path)
+        if path == "" or path in self.hidden:
+            return output
+        self.cut(written_to((*args, *kwargs.values())), path)
+        output = self.cut(output, path)
         found = [self._behind[id(x)][1] if id(x) in self._behind else x for x in tensors(output)]
         self.results.setdefault(path, []).append(next((x for x in found if id(x) in self._known), None))
         return output
@@ -120,25 +196,39 @@ class Recorder:
         segment, seen, handed = Segment(path, [], []), list[Tensor](), list[Tensor]()
 
         def one(x: Tensor) -> Tensor:
-            if x.grad_fn is None or not x.is_floating_point():
+            if x.grad_fn is None or not (x.is_floating_point() or x.is_complex()):
                 return x
             for before, copied in zip(seen, handed, strict=True):
                 if before is x:
                     return copied
-            computed = x.clone() if self._writable else x  # what is written into x later is another output
-            leaf = computed.detach().requires_grad_()
+            if self._leaf(x) is not x:
+                return x
+            edge = (x.grad_fn, x.output_nr)
+            if edge in self._cuts and not x.is_complex():
+                return self._cuts[edge].leaf
+            with torch.enable_grad():
+                real = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+                computed = real.clone() if self._writable else real  # what is written into x later is another output
+                leaf = computed.detach().requires_grad_()
+                copied = torch.view_as_complex(leaf) if x.is_complex() else leaf
+                copied = copied.clone() if self._writable else copied
             seen.append(x)
             self._versions.append((computed, computed._version))
             segment.outputs.append(computed)
             segment.copies.append(leaf)
-            handed.append(leaf.clone() if self._writable else leaf)
-            self._behind[id(handed[-1])] = (handed[-1], leaf)
-            return handed[-1]
+            handed.append(copied)
+            self._behind[id(copied)] = (copied, leaf, copied._version)
+            return copied
 
         result = mapped(one, tree)
         if segment.outputs:
             self._add(segment)
         return result
+
+    def _leaf(self, x: Tensor) -> Tensor:
+        """The leaf behind a tensor that was handed out, if that was not written into; else the tensor."""
+        _, leaf, version = self._behind.get(id(x), (None, x, -1))
+        return leaf if version == x._version else x
 
     @property
     def written(self) -> bool:
@@ -146,8 +236,11 @@ class Recorder:
         return any(x._version != before for x, before in self._versions)
 
     def _add(self, segment: Segment) -> None:
-        segment.find_leaves(self._known)
+        segment.find_leaves(self._known, self._cuts)
         self._known.update((id(leaf), leaf) for leaf in segment.copies)
+        if not self._writable:
+            for x, leaf in zip(segment.outputs, segment.copies, strict=True):
+                self._cuts[x.grad_fn, x.output_nr] = Cut(x, leaf, segment.above)
         self.segments.append(segment)
 
     def step(self, name: str, x: Tensor) -> Tensor:
@@ -191,32 +284,40 @@ def tensors(tree: Any) -> list[Tensor]:
     return found
 
 
-def mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Apply ``function`` to every tensor of what a module takes or gives; containers keep their type."""
+def written_to(tree: Any) -> list[Any]:
+    """The containers among what a module was given, into which it may have put results."""
+    if isinstance(tree, tuple):
+        return [found for value in tree for found in written_to(value)]
+    kept = isinstance(tree, (list, dict)) or (dataclasses.is_dataclass(tree) and not isinstance(tree, type))
+    return [tree] if kept else []
+
+
+def mapped(function: Callable[[Tensor], Tensor], tree: Any, inside: tuple[int, ...] = ()) -> Any:
+    """Apply ``function`` to every tensor of what a module takes or gives.
+
+    Containers stay what they are: who else holds a list, a dict or a dataclass sees the new tensors in it. Only a tuple
+    with another tensor is another tuple.
+    """
     if isinstance(tree, Tensor):
         return function(tree)
+    if id(tree) in inside:  # a container in itself
+        return tree
+    inside = (*inside, id(tree))
     if isinstance(tree, dict):
-        if type(tree) is dict:
-            return {key: mapped(function, value) for key, value in tree.items()}
-        other = copy.copy(tree)  # as the outputs of Hugging Face models
-        for key, value in tree.items():
-            other[key] = mapped(function, value)
-        return other
-    if is_namedtuple(tree):
-        return type(tree)(*(mapped(function, value) for value in tree))
-    if isinstance(tree, tuple):  # also what torch.max gives
-        return type(tree)([mapped(function, value) for value in tree])
-    if isinstance(tree, list):
-        values = [mapped(function, value) for value in tree]
-        if type(tree) is list:
-            return values
-        listed = copy.copy(tree)
-        listed[:] = values
-        return listed
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        made = copy.copy(tree)
+        for key, value in list(tree.items()):
+            if (new := mapped(function, value, inside)) is not value:
+                tree[key] = new
+    elif isinstance(tree, list):
+        for i, value in enumerate(tree):
+            if (new := mapped(function, value, inside)) is not value:
+                tree[i] = new
+    elif isinstance(tree, tuple):  # also what torch.max gives
+        values = [mapped(function, value, inside) for value in tree]
+        if any(new is not old for new, old in zip(values, tree, strict=True)):
+            return type(tree)(*values) if is_namedtuple(tree) else type(tree)(values)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         for part in dataclasses.fields(tree):
-            if hasattr(tree, part.name):
-                object.__setattr__(made, part.name, mapped(function, getattr(tree, part.name)))
-        return made
+            value = getattr(tree, part.name, None)
+            if (new := mapped(function, value, inside)) is not value:
+                object.__setattr__(tree, part.name, new)
     return tree

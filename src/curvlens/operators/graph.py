@@ -188,10 +188,10 @@ class Graph:
         return held if self.seam is None else [*held, *self.outputs, *self.seam.gradient]
 
 
-def once_differentiable(gradient: Iterable[Tensor]) -> bool:
-    """Whether there is a function marked ``once_differentiable``.
+def once_differentiable(gradient: Iterable[Tensor], until: Iterable[Any] = ()) -> bool:
+    """Whether there is a function marked ``once_differentiable`` before certain nodes of the graph.
 
     torch means them to raise when differentiated twice, but hangs their error on a dead end of the graph, which
     ``torch.autograd.grad(..., inputs)`` never visits: second derivatives through them would be zero, in silence.
     """
-    return any(node.name() == "torch::autograd::Error" for node in graph_nodes(gradient))
+    return any(node.name() == "torch::autograd::Error" for node in graph_nodes(gradient, until))

@@ -13,11 +13,13 @@ from curvlens.errors import CurvlensError, nearest
 from curvlens.operators.base import Operator, Progress
 from curvlens.operators.curvature import require_problem
 from curvlens.operators.engine import Total, engine_of
+from curvlens.operators.hessian import hessian
 from curvlens.operators.meter import Meter
 from curvlens.operators.segments import Trace, require_outputs
 from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.problem import Problem
+from curvlens.results.profile import sum_tolerance
 
 
 class Traces:
@@ -29,7 +31,10 @@ class Traces:
         self.problem = problem
         self.kinds: dict[str, str] = {}
         """What there is a path of: modules by their class, and steps of attention; known after the first pass."""
+        self.hidden: dict[str, str] = {}
+        """Modules that ran where nothing can be cut, and the modules that called them; known after the first pass."""
         self._kept: list[Trace] | None = None
+        self._checked = False
         self._blocked: dict[str, str] = {}
         self._point: Point | None = None
 
@@ -51,6 +56,7 @@ class Traces:
                 with meter.watch():
                     trace = Trace(problem, piece)
                 self.kinds.update(trace.kinds)
+                self.hidden.update(trace.hidden)
                 room -= meter.bytes
                 if room >= 0:
                     kept.append(trace)
@@ -81,11 +87,46 @@ class Traces:
                 pass
         return self.kinds
 
-    def require(self, path: str) -> None:
+    def require(self, path: Any) -> None:
         """There has to be a module, or a step of attention, of this path."""
+        if not isinstance(path, str):
+            raise CurvlensError(f"The path of a module is a text, as in 'h.0.attn', got {path!r}.")
         known = self.known()
         if path not in known:
             raise CurvlensError(f"The model has no module {path!r}. {nearest(path, known)}")
+        if path in self.hidden:
+            raise CurvlensError(
+                f"{path!r} runs inside a transformation of torch.func, such as vmap, where nothing can be told apart: "
+                f"its part is in that of {self.hidden[path] or 'the model'!r}."
+            )
+
+    def check(self) -> None:
+        """Cut at its modules the model has to be the same function: G + Σ_m M_m is compared with H, along one z.
+
+        Once for these traces. `curvlens.profile` compares them along every probe, and has a result all the same.
+        """
+        if self._checked:
+            return
+        H, layout = hessian(self.problem), self.problem.layout
+        signs = torch.randint(2, (layout.size,), generator=torch.Generator().manual_seed(0), device="cpu") * 2 - 1
+        z = signs.to(H.device, H.dtype)
+        try:
+            truth = float(z.double() @ (H @ z).double())
+        except CurvlensError:  # some module cannot be differentiated twice, and has an error of its own
+            return
+        terms, count = list[float](), 0.0
+        for trace in self:
+            own, outer = trace.forms([layout.unflatten(z)], 1)
+            terms += [float(outer), *map(float, own.values())]
+            count += trace.count
+        apart = abs(sum(terms) / count - truth) * count / max(sum(map(abs, terms)), 1e-300)
+        if apart > sum_tolerance(H.dtype):
+            raise CurvlensError(
+                f"Cut at its modules, the model is another function: G and the functional parts of all modules are off "
+                f"from H by {apart:.1g} of the sum of their sizes. Does a module write into a tensor that another "
+                "shares, or does the forward pass differentiate? curvlens.hessian and curvlens.ggn take it as it is."
+            )
+        self._checked = True
 
 
 class ModulePart(Operator):
@@ -156,4 +197,5 @@ def module_part(problem: Problem, path: str, *, own: bool = False, traces: Trace
     """
     traces = Traces(problem) if traces is None else traces
     traces.require(path)
+    traces.check()
     return ModulePart(traces, path, own=own, rows=problem.layout, columns=problem.layout)

@@ -44,6 +44,8 @@ class Pulled:
     adjoint: list[Tensor]
     """λ, leaves of their own."""
     leaves: list[Tensor]
+    inputs: list[Tensor]
+    """In the graphs of outputs and gradient, what the leaves stand for."""
     gradient: list[Tensor]
     """p, by leaf."""
     blocked: str = ""
@@ -61,7 +63,7 @@ class Pulled:
             try:
                 found = torch.autograd.grad(
                     [p for p, _ in moving],
-                    [*self.adjoint, *(self.leaves if bend else ())],
+                    [*self.adjoint, *(self.inputs if bend else ())],
                     [u.to(p.dtype) for p, u in moving],
                     retain_graph=True,
                     allow_unused=True,
@@ -96,7 +98,7 @@ class Trace:
         recorder, outputs = self._recorded(piece)
         self.seam = Seam(problem, piece, outputs)
         self.ends = recorder.finish(self.seam.flat(outputs))
-        self.kinds, self.results = recorder.kinds, recorder.results
+        self.kinds, self.results, self.hidden = recorder.kinds, recorder.results, recorder.hidden
         problem.require_dependence(any(x.requires_grad for x in self.ends))
         self.pulled = self._pull_back(recorder.segments)
         last: dict[int, int] = {}
@@ -114,6 +116,12 @@ class Trace:
                 with recorder.watch():
                     outputs = self.problem.loss_function.outputs(self.problem.model, piece.batch)
             except RuntimeError as error:
+                if "appears to not have been used in the graph" in str(error):
+                    raise CurvlensError(
+                        "The model differentiates inside its forward pass (torch.autograd.grad), through the borders "
+                        "of modules at which it is cut: its curvature cannot be told apart by module. curvlens.hessian "
+                        "and curvlens.ggn take it as it is."
+                    ) from error
                 if writable or "in-place" not in str(error):
                     raise
                 writable = True
@@ -133,15 +141,16 @@ class Trace:
         found: list[Pulled] = []
         for segment in reversed(segments):
             live = [(z, c) for z, c in zip(segment.outputs, segment.copies, strict=True) if id(c) in adjoints]
-            if not live:
+            if not live or not segment.leaves:  # the loss does not depend on it, or it does on no parameter
                 continue
             weights = [adjoints.pop(id(c)).detach().requires_grad_() for _, c in live]
             gradient = torch.autograd.grad(
-                [z for z, _ in live], segment.leaves, weights, create_graph=True, allow_unused=True
+                [z for z, _ in live], segment.inputs, weights, create_graph=True, allow_unused=True
             )
-            pairs = [(leaf, p) for leaf, p in zip(segment.leaves, gradient, strict=True) if p is not None]
-            once = once_differentiable(p for _, p in pairs)
-            for leaf, p in pairs:
+            found_by = zip(segment.leaves, segment.inputs, gradient, strict=True)
+            triples = [(leaf, x, p) for leaf, x, p in found_by if p is not None]
+            once = once_differentiable((p for *_, p in triples), until=(x.grad_fn for x in segment.inputs))
+            for leaf, _, p in triples:
                 key = id(leaf)
                 adjoints[key] = adjoints[key] + p.detach() if key in adjoints else p.detach()
             found.append(
@@ -149,8 +158,9 @@ class Trace:
                     segment,
                     [c for _, c in live],
                     weights,
-                    [leaf for leaf, _ in pairs],
-                    [p for _, p in pairs],
+                    [leaf for leaf, _, _ in triples],
+                    [x for _, x, _ in triples],
+                    [p for _, _, p in triples],
                     "a function in it is marked once_differentiable" if once else "",
                 )
             )
@@ -189,14 +199,14 @@ class Trace:
                 if i < bent:
                     bends.append(bend)
             path = pulled.segment.path
-            table.setdefault(path, torch.zeros(bent, len(directions), dtype=torch.float64))
+            table.setdefault(path, torch.zeros(bent, len(directions), dtype=torch.float64, device="cpu"))
             for leaf, *bend in zip(pulled.leaves, *bends, strict=True):
                 table[path] += products(bend, [t.get(id(leaf)) for t in tangents])
             for t in tangents:
                 for key in done:
                     t.pop(key, None)
         at_ends = [self.ends_along(t) for t in tangents]
-        outer = torch.zeros(bent, len(directions), dtype=torch.float64)
+        outer = torch.zeros(bent, len(directions), dtype=torch.float64, device="cpu")
         curved = [self.seam.curvature(t) for t in at_ends[:bent]]
         for k in range(len(self.ends)):
             outer += products([c[k] for c in curved], [t[k] for t in at_ends])
@@ -243,7 +253,7 @@ class Trace:
             found: Sequence[Tensor | None] = [None] * len(pulled.leaves)
             if live:
                 found = torch.autograd.grad(
-                    [z for z, _ in live], pulled.leaves, [w for _, w in live], retain_graph=True, allow_unused=True
+                    [z for z, _ in live], pulled.inputs, [w for _, w in live], retain_graph=True, allow_unused=True
                 )
             for terms in (found, bend):
                 for leaf, term in zip(pulled.leaves, terms, strict=bool(terms)):
@@ -255,7 +265,7 @@ class Trace:
 
 def products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> Tensor:
     """All inner products ⟨xᵢ, yⱼ⟩, summed in float64, on the CPU; None is zero."""
-    result = torch.zeros(len(left), len(right), dtype=torch.float64)
+    result = torch.zeros(len(left), len(right), dtype=torch.float64, device="cpu")
     rows = [i for i, x in enumerate(left) if x is not None]
     columns = [j for j, y in enumerate(right) if y is not None]
     xs = [x.detach().reshape(-1) for x in left if x is not None]
@@ -266,7 +276,7 @@ def products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> T
     for start in range(0, len(xs[0]), CHUNK):
         x, y = (torch.stack([v[start : start + CHUNK] for v in vs]).double() for vs in (xs, ys))
         total += x @ y.T
-    result[torch.tensor(rows)[:, None], torch.tensor(columns)] = total.cpu()
+    result[torch.tensor(rows, device="cpu")[:, None], torch.tensor(columns, device="cpu")] = total.cpu()
     return result
 
 

@@ -15,7 +15,7 @@ from curvlens.linalg.eigs import eigs
 from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.operators import Operator, hessian
 from curvlens.operators.engine import engine_of
-from curvlens.operators.modules import Traces, module_part
+from curvlens.operators.modules import ModulePart, Traces
 from curvlens.problem import Problem
 from curvlens.profiling.statistics import Forms, bounded, mean, portion, root
 from curvlens.results import Portion, Profile, Row
@@ -61,6 +61,8 @@ def profile(
     traces, H = Traces(problem), hessian(problem)
     traces.known()
     products = Products(H, symmetric=True)
+    if not isinstance(spectral, Iterable | bool):
+        raise CurvlensError(f"spectral={spectral!r}, expected True, False or paths of modules.")
     wanted = [] if isinstance(spectral, bool) else [spectral] if isinstance(spectral, str) else list(spectral)
     for path in wanted:  # a wrong one is told before anything long is computed
         traces.require(path)
@@ -75,7 +77,8 @@ def profile(
             raise
         note = f"interrupted after {len(terms)} of {samples} probes"
         warn(f"The profile was {note}; the errors are those of what was done.")
-    result = terms.profile(traces.known(), note, products.provenance(seed=seed, probes=len(terms)))
+    with torch.device("cpu"):
+        result = terms.profile(traces.known(), note, products.provenance(seed=seed, probes=len(terms)))
     if traces.blocked:
         return _with_gaps(result, traces.blocked)
     try:
@@ -87,6 +90,10 @@ def profile(
     except KeyboardInterrupt:
         note = "interrupted while eigenvalues were sought"
         warn(f"The profile was {note}; what the probes say is there.")
+        result = replace(result, note="; ".join(filter(None, [result.note, note])))
+    if traces.hidden:
+        named = ", ".join(f"{path!r} in {caller or 'the model'!r}" for path, caller in traces.hidden.items())
+        note = f"run inside a transformation of torch.func and are counted with their callers: {named}"
         result = replace(result, note="; ".join(filter(None, [result.note, note])))
     _check(result)
     return result
@@ -166,7 +173,7 @@ class _Terms:
 def _summed(traces: Traces, directions: Sequence[Tensor], bent: int) -> tuple[Tensor, dict[str, Tensor]]:
     """The forms of G and, by path, of every module's own code, over all the data."""
     parts = [traces.problem.layout.unflatten(v.contiguous()) for v in directions]
-    ggn, own, count = torch.zeros(bent, len(parts), dtype=torch.float64), dict[str, Tensor](), 0.0
+    ggn, own, count = torch.zeros(bent, len(parts), dtype=torch.float64, device="cpu"), dict[str, Tensor](), 0.0
     for trace in traces:
         table, outer = trace.forms(parts, bent)
         ggn += outer
@@ -216,8 +223,8 @@ def _with_top(result: Profile, traces: Traces, H: Operator) -> Profile:
     off = min(1.0, float(found.residuals[-1]) / gap) if gap > 0 else 1.0
 
     def known(x: float, of: Portion) -> Portion:
-        error = torch.tensor(2 * off * float(of.frobenius), dtype=torch.float64)
-        return replace(of, top=bounded(torch.tensor(x, dtype=torch.float64), error, 1))
+        error, value = (torch.tensor(y, dtype=torch.float64, device="cpu") for y in (2 * off * float(of.frobenius), x))
+        return replace(of, top=bounded(value, error, 1))
 
     rows, totals = {}, _totals(own)
     for path, row in result.rows.items():
@@ -231,7 +238,8 @@ def _with_spectral(result: Profile, traces: Traces, paths: Iterable[str]) -> Pro
     """‖M‖₂ of the total of some rows, by Lanczos on both ends."""
     rows = dict(result.rows)
     for path in paths:
-        part = module_part(traces.problem, path, traces=traces)
+        layout = traces.problem.layout
+        part = ModulePart(traces, path, own=False, rows=layout, columns=layout)
         found = eigs(part, k=1, ends="magnitude")
         value, residual = (x[0].abs().double().cpu() for x in (found.values, found.residuals))
         size = bounded(value, residual, found.products)

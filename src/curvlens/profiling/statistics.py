@@ -27,7 +27,7 @@ class Forms:
     def joined(groups: list[Forms]) -> Forms:
         """The forms of several groups of probes, which did not meet."""
         count = sum(len(group.pairs) for group in groups)
-        pairs, start = torch.full((count, count), math.nan, dtype=torch.float64), 0
+        pairs, start = torch.full((count, count), math.nan, dtype=torch.float64, device="cpu"), 0
         for group in groups:
             own = slice(start, start := start + len(group.pairs))
             pairs[own, own] = group.pairs
@@ -82,5 +82,5 @@ def _ratio(above: Tensor, below: Tensor) -> Estimate:
 
 
 def _estimate(value: float, stderr: float, count: int) -> Estimate:
-    number = [torch.tensor(x, dtype=torch.float64) for x in (value, stderr)]
+    number = [torch.tensor(x, dtype=torch.float64, device="cpu") for x in (value, stderr)]
     return Estimate(number[0], number[1], count, dof=count - 1 if value or stderr else math.inf)

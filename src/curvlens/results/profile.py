@@ -98,8 +98,7 @@ class Profile(Result):
     @property
     def adds_up(self) -> bool:
         """Whether the terms are the Hessian to rounding; not if there are gaps."""
-        eps = torch.finfo(getattr(torch, self.provenance.get("dtype", "float64"))).eps
-        return bool(self.mismatch <= min(max(1e4 * eps, 1e-9), 0.05))
+        return bool(self.mismatch <= sum_tolerance(getattr(torch, self.provenance.get("dtype", "float64"))))
 
     def depth(self, path: str) -> int:
         """How many rows are above it."""
@@ -139,6 +138,11 @@ class Profile(Result):
         lines = [f"{name:<{width}}  {p.trace!s:>24}  {float(p.share):>8.1%}  {p.frobenius!s:>24}" for name, p in named]
         head = f"{'':<{width}}  {'trace':>24}  {'share':>8}  {'Frobenius norm':>24}"
         return "\n".join([head, *lines])
+
+
+def sum_tolerance(dtype: torch.dtype) -> float:
+    """How far terms may be from adding up by rounding, as a share of the sum of their sizes."""
+    return min(max(1e4 * torch.finfo(dtype).eps, 1e-9), 0.05)
 
 
 def above(path: str) -> list[str]:
