@@ -88,7 +88,7 @@ def test_a_broken_block_is_seen(tmp_path: Path) -> None:
 # Examples
 
 
-def test_examples_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     heatmap = importlib.import_module("attention_heatmap")
@@ -97,8 +97,14 @@ def test_examples_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heatmap.draw(H, str(tmp_path / "map.png"))
     assert (tmp_path / "map.png").stat().st_size > 5000
     norms = importlib.import_module("pre_or_post_norm")
-    found = {norm: norms.measured(norm, layers=1, width=4, sequences=2, samples=2) for norm in ("pre", "post")}
-    assert all(profile.adds_up for profile, _ in found.values())
+    found = {norm: norms.measured(norm, layers=1, width=4, sequences=2, samples=4) for norm in ("pre", "post")}
+    assert all(profile.adds_up for profile, _, _ in found.values())
+    assert "pre-LN: matrix 6 of 6" in capsys.readouterr().err
+    norms.report("post", found["post"])
+    told = capsys.readouterr().out
+    share = found["post"][0]["h.0"].total.share
+    assert f"  h.0  {share!s:>15}  s = 1.000" in told  # a norm stands behind each layer
+    assert "λ_max 1.0 times, ‖M‖₂ 1.0 times" in told  # the first layer is the last
     norms.draw(found, str(tmp_path / "norms.png"))
     assert (tmp_path / "norms.png").stat().st_size > 5000
 

@@ -17,7 +17,10 @@ from torch.utils.checkpoint import checkpoint
 import curvlens as cl
 import small
 from cases import CASES, Case
-from curvlens.operators import activation_hessian, module_part
+from curvlens.data import Addition
+from curvlens.linalg.compression import trace_and_norm
+from curvlens.models import GPT, GPTConfig
+from curvlens.operators import activation_hessian, as_operator, module_part
 from curvlens.operators.modules import Traces
 from curvlens.profiling import propagation
 from families import MORE
@@ -520,10 +523,18 @@ def test_propagation_by_layer_and_by_role(tmp_path: Any) -> None:
     assert seen[-1] == (6, 6)
     level = found["h.0"]
     block = cl.hessian(problem)["h.0"].dense()
-    top = torch.linalg.eigvalsh(block)[-1]
-    assert abs(float(level.parameters["hessian"].top) - float(top)) < 1e-3 * float(block.norm())
-    truth = torch.linalg.eigvalsh(activation_hessian(problem, "h.0").dense())
-    assert abs(float(level.activations["hessian"].top) - float(truth[-1])) < 1e-3 * float(truth.abs().max())
+    arrived = activation_hessian(problem, "h.0").dense()
+    for amount, matrix in ((level.parameters["hessian"], block), (level.activations["hessian"], arrived)):
+        ends = torch.linalg.eigvalsh(matrix)[[0, -1]]
+        size = float(ends.abs().max())
+        assert amount.bottom is not None
+        assert abs(float(amount.bottom) - float(ends[0])) < 1e-3 * size
+        assert abs(float(amount.top) - float(ends[1])) < 1e-3 * size
+        assert abs(float(amount.spectral) - size) < 1e-3 * size
+        assert abs(float(amount.frobenius) - float(matrix.norm())) < 5 * float(amount.frobenius.stderr)
+        assert abs(float(amount.trace) - float(matrix.trace())) < 5 * float(amount.trace.stderr)
+    assert level.parameters["ggn"].bottom is None  # no products for what is known to be ≥ 0
+    assert float(level.parameters["ggn"].spectral) == float(level.parameters["ggn"].top)
     again = cl.load(found.save(tmp_path / "propagation"))
     assert str(again) == str(found)
     assert "by activations" in str(found)
@@ -532,10 +543,68 @@ def test_propagation_by_layer_and_by_role(tmp_path: Any) -> None:
     assert not roles["attn.q"].activations
     with pytest.raises(cl.CurvlensError, match=r"no layer 'h\.9'"):
         found["h.9"]
+    for each in (found, again):
+        with pytest.raises(cl.CurvlensError, match=r"no part 'hesian'\. Did you mean 'hessian'"):
+            each["h.0"].parameters["hesian"]
+    with pytest.raises(cl.CurvlensError, match="a role has parameters only"):
+        roles["attn.q"].activations["hessian"]
     with pytest.raises(cl.CurvlensError, match="by='head'"):
         propagation(problem, by="head")  # type: ignore[arg-type]
     with pytest.raises(cl.CurvlensError, match="No parameter is in a layer that is known"):
         propagation(of(nn.Linear(3, 3)))
+    with pytest.raises(cl.CurvlensError, match=r"^propagation was given a GPT"):
+        propagation(problem.model)  # type: ignore[arg-type]
+    with pytest.raises(cl.CurvlensError, match=r"^activation_hessian was given a GPT"):
+        activation_hessian(problem.model, "h.0")  # type: ignore[arg-type]
+    with pytest.raises(cl.CurvlensError, match=r"^module_part was given a GPT"):
+        module_part(problem.model, "h.0")  # type: ignore[arg-type]
+
+
+def test_a_norm_is_never_below_the_spectral_norm() -> None:
+    """From the fewest samples, where samples alone put a norm below the largest eigenvalue; printed with ±."""
+    torch.manual_seed(0)
+    task = Addition(digits=2)
+    model = GPT(GPTConfig(vocab=12, context=task.context, n_layer=2, n_head=2, d_model=8, d_mlp=16)).double().eval()
+    problem = cl.Problem(model, task.batch(4, seed=0), cl.losses.CrossEntropy())
+    sampled = cl.frobenius(cl.ggn(problem)["h.0"], 4)
+    found = propagation(problem, samples=4)
+    amount = found["h.0"].parameters["ggn"]
+    assert float(sampled) < float(amount.top) <= float(amount.frobenius)
+    for level in found.levels.values():
+        for each in (*level.parameters.values(), *level.activations.values()):
+            assert float(each.frobenius) >= float(each.spectral)
+    assert " ± ".join(amount.frobenius.short()) in str(found)
+    assert " ± ".join(amount.trace.short()) in str(found)
+
+
+def test_known_eigenpairs_are_taken_out_exactly() -> None:
+    """Of a full matrix and rough eigenpairs, trace and norm are exact once the rest is not sampled."""
+    A = torch.randn(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    A = A + A.T
+    with pytest.warns(cl.CurvlensWarning, match="did not converge"):
+        rough = cl.eigs(A, k=1, ends="both", max_products=6)
+    assert float(rough.residuals.max()) > 0.1
+    trace, norm = trace_and_norm(as_operator(A), rough, samples=12, seed=0)
+    assert abs(float(trace) - float(A.trace())) < 1e-12 * float(A.norm())
+    assert abs(float(norm) - float(A.norm())) < 1e-12 * float(A.norm())
+    assert trace.exact
+    assert norm.exact
+
+
+def test_what_is_left_beside_known_eigenpairs_has_the_right_error() -> None:
+    """Over many seeds, estimates of trace and norm are as far from the truth as they say."""
+    A = torch.randn(60, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    A = A + A.T + 40 * torch.diag(torch.tensor([1.0, -1.0] + 58 * [0.0], dtype=torch.float64))
+    known = cl.eigs(A, k=1, ends="both")
+    truths = (float(A.trace()), float(A.norm()))
+    off: list[list[float]] = [[], []]
+    for seed in range(80):
+        for truth, estimate, errors in zip(truths, trace_and_norm(as_operator(A), known, 16, seed), off, strict=True):
+            errors.append((float(estimate) - truth) / float(estimate.stderr))
+    for errors in off:
+        scores = torch.tensor(errors)
+        assert abs(float(scores.mean())) < 0.35
+        assert 0.8 < float(scores.std()) < 1.6
 
 
 # Against the assembly of closed forms, which shares no code with the profiler

@@ -64,7 +64,7 @@ def activation_hessian(
     >>> activation_hessian(problem, "1").dense().shape
     torch.Size([2, 2])
     """
-    traces = Traces(problem) if traces is None else traces
+    traces = Traces(problem, "activation_hessian") if traces is None else traces
     if of not in get_args(Of):
         raise CurvlensError(f"of={of!r}, expected one of {listing(get_args(Of))}.")
     if not isinstance(path, str):

@@ -25,9 +25,9 @@ from curvlens.results.profile import sum_tolerance
 class Traces:
     """The data of a problem as traces: kept while they fit its memory budget, built anew for every pass if not."""
 
-    def __init__(self, problem: Problem) -> None:
-        require_problem(problem, "profile")
-        require_outputs(problem, "the profile")
+    def __init__(self, problem: Problem, asked: str = "profile") -> None:
+        require_problem(problem, asked)
+        require_outputs(problem, asked)
         self.problem = problem
         self.kinds: dict[str, str] = {}
         """What there is a path of: modules by their class, and steps of attention; known after the first pass."""
@@ -195,7 +195,7 @@ def module_part(problem: Problem, path: str, *, own: bool = False, traces: Trace
     >>> module_part(problem, "1").shape
     (9, 9)
     """
-    traces = Traces(problem) if traces is None else traces
+    traces = Traces(problem, "module_part") if traces is None else traces
     traces.require(path)
     traces.check()
     return ModulePart(traces, path, own=own, rows=problem.layout, columns=problem.layout)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg import eigs, frobenius, trace
+from curvlens.linalg import eigs
+from curvlens.linalg.compression import trace_and_norm
 from curvlens.linalg.products import Products, Progress
 from curvlens.operators import Operator, functional, ggn, hessian
 from curvlens.operators.activations import Of, activation_hessian
@@ -27,11 +28,14 @@ def propagation(
     tol: float = 1e-4,
     progress: Progress | None = None,
 ) -> Propagation:
-    """How curvature moves through a model: trace, norm and largest eigenvalue of H, G and F, layer by layer.
+    """How curvature moves through a model: trace, norm and both ends of the spectrum of H, G, F.
 
     Of each layer there are two matrices: the block of its own parameters, and the Hessian with respect to the
     activations that leave it, which is what its own curvature is made from. ``by="role"`` takes attention's queries of
     all layers together, and so on; roles have parameters only.
+
+    The eigenvalues come first, and their vectors are taken out of trace and norm, whose rest is sampled: a norm is
+    never below the spectral norm. Of a matrix that has no negative eigenvalue the smallest is not sought.
 
     Args:
         problem: model, data and loss.
@@ -43,7 +47,7 @@ def propagation(
     """
     if by not in ("layer", "role"):
         raise CurvlensError(f"by={by!r}, expected 'layer' or 'role'.")
-    traces = Traces(problem)
+    traces = Traces(problem, "propagation")
     traces.known()
     layers = {block.layer for block in problem.blocks.values()} - {None}
     if not layers:
@@ -89,10 +93,11 @@ def _path(parameters: Sequence[str]) -> str:
 
 
 def _amount(operator: Operator, samples: int, seed: int, tol: float) -> Amount:
-    found = eigs(operator, k=1, tol=tol, seed=seed, check_copies=False)
-    value, residual = (x[-1].double().cpu() for x in (found.values, found.residuals))
-    return Amount(
-        trace=trace(operator, samples, seed=seed),
-        frobenius=frobenius(operator, samples, seed=seed),
-        top=bounded(value, residual, found.products),
-    )
+    # The low end of a psd matrix is near 0, and would take most of the products.
+    found = eigs(operator, k=1, ends="largest" if operator.psd else "both", tol=tol, seed=seed, check_copies=False)
+    ends = [
+        bounded(value, residual, found.products)
+        for value, residual in zip(found.values.double().cpu(), found.residuals.double().cpu(), strict=True)
+    ]
+    trace, frobenius = trace_and_norm(operator, found, samples, seed)
+    return Amount(trace=trace, frobenius=frobenius, top=ends[-1], bottom=None if operator.psd else ends[0])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from curvlens.errors import CurvlensError, nearest
 from curvlens.results.base import Provenance, Result
 from curvlens.results.estimate import Estimate
 
 PARTS = ("hessian", "ggn", "functional")
+COLUMNS = {"λ_min": 19, "λ_max": 19, "norm": 19, "trace": 19}
+"""Of a printed table, with their widths."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,8 +19,27 @@ class Amount(Result):
 
     trace: Estimate
     frobenius: Estimate
+    """Not below ‖M‖₂: the eigenvalues at the ends are taken out before the rest is sampled."""
     top: Estimate
-    """Its largest eigenvalue; the error is a bound."""
+    """The largest eigenvalue; one lies within the error, which is a bound."""
+    bottom: Estimate | None = None
+    """The smallest eigenvalue, likewise; None where a matrix is known to have no negative one."""
+
+    @property
+    def spectral(self) -> Estimate:
+        """‖M‖₂, the larger of |λ_min| and |λ_max|."""
+        ends = [end for end in (self.bottom, self.top) if end is not None]
+        largest = max(ends, key=lambda end: abs(float(end)))
+        return replace(largest, value=largest.value.abs())
+
+
+class Parts(dict[str, Amount]):
+    """Amounts by part; a name that is not there is told with the nearest one that is."""
+
+    def __missing__(self, name: str) -> Amount:
+        if not self:
+            raise CurvlensError(f"There is no {name!r} of activations: a role has parameters only.")
+        raise CurvlensError(f"There is no part {name!r}. {nearest(str(name), self)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +51,10 @@ class Level(Result):
     """Of the block of its own parameters, by part: hessian, ggn, functional."""
     activations: dict[str, Amount]
     """By the activations that leave it: what arrives from all that lies behind. Empty for a role."""
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "activations"):
+            object.__setattr__(self, name, Parts(getattr(self, name)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,18 +79,26 @@ class Propagation(Result):
         return f"Propagation({len(self)} by {self.by}: {', '.join(self.levels)}; {self.samples} samples each)"
 
     def __str__(self) -> str:
-        """A table: the largest eigenvalue and the norm of every part, of parameters and of activations."""
-        width = max([len(name) for name in self.levels] + [12])
-        lines = [f"{'':<{width}}  " + "".join(f"{part:^42}" for part in PARTS)]
-        lines += [f"{'':<{width}}  " + f"{'λ_max':>12} {'norm':>12} {'trace':>12}    " * len(PARTS)]
+        """Tables: both ends of the spectrum, norm and trace of every part, of parameters and of activations."""
+        width = max([2 + len(name) for name in self.levels] + [12])
+        lines = []
         for what in ("parameters", "activations"):
             if not all(getattr(level, what) for level in self.levels.values()):
                 continue
             lines.append(f"by {what}")
-            for name, level in self.levels.items():
-                amounts = [getattr(level, what)[part] for part in PARTS]
-                cells = (
-                    f"{float(a.top):>12.4g} {float(a.frobenius):>12.4g} {float(a.trace):>12.4g}    " for a in amounts
-                )
-                lines.append(f"{name:<{width}}  " + "".join(cells))
+            for part in PARTS:
+                lines.append(f"{part:<{width}}" + "".join(f" {head:>{size}}" for head, size in COLUMNS.items()))
+                for name, level in self.levels.items():
+                    lines.append(f"  {name:<{width - 2}}" + _cells(getattr(level, what)[part]))
         return "\n".join(lines)
+
+
+def _cells(amount: Amount) -> str:
+    """The numbers of one row; no error where it is too small to be seen."""
+    shown = {"λ_min": "≥ 0" if amount.bottom is None else _text(amount.bottom), "λ_max": _text(amount.top)}
+    shown |= {"norm": _text(amount.frobenius), "trace": _text(amount.trace)}
+    return "".join(f" {shown[head]:>{size}}" for head, size in COLUMNS.items())
+
+
+def _text(estimate: Estimate) -> str:
+    return " ± ".join(filter(None, estimate.short()))
