@@ -20,6 +20,7 @@ from cases import CASES, Case
 from curvlens.operators import activation_hessian, module_part
 from curvlens.operators.modules import Traces
 from curvlens.profiling import propagation
+from curvlens.profiling.statistics import Forms, portion
 from families import MORE
 
 
@@ -178,9 +179,31 @@ def test_intervals_cover(exact: dict[str, tuple[float, float, float]]) -> None:
             for i, estimate in enumerate((portion.trace, portion.frobenius, portion.share)):
                 low, high = estimate.interval(0.95)
                 hits[path, i] += bool(low <= values[i] <= high)
-    for i, least in enumerate((0.88, 0.75, 0.85)):
+    for i, least in enumerate((0.88, 0.85, 0.85)):
         shares = [hits[path, i] / runs for path in exact]
         assert min(shares) >= least, shares
+
+
+def test_intervals_of_norms_cover_with_few_probes() -> None:
+    """95 % intervals hold the norm in 86 % of draws or more, from 4 probes on, where few eigenvalues rule."""
+    size, runs, torn = 60, 300, torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(size, size, generator=torn, dtype=torch.float64)).Q
+    for decay in (0.6, 0.9):
+        M = Q * (-decay) ** torch.arange(size) @ Q.T
+        for samples in (4, 8, 16):
+            z = 2.0 * torch.randint(2, (runs, samples, size), generator=torn).double() - 1
+            found = [portion(Forms(pairs, pairs[0]), pairs[0].abs()).frobenius for pairs in z @ M @ z.mT]
+            hits = sum(low <= float(M.norm()) <= high for low, high in (norm.interval(0.95) for norm in found))
+            assert hits >= 0.86 * runs, (decay, samples, hits / runs)
+
+
+def test_a_norm_that_one_probe_makes_has_an_error() -> None:
+    pairs = torch.zeros(4, 4, dtype=torch.float64)
+    pairs[0, 1:] = pairs[1:, 0] = 1.0
+    norm = portion(Forms(pairs, torch.zeros(4)), torch.ones(4)).frobenius
+    assert 0.3 < float(norm.stderr) < 1.0
+    low, high = norm.interval()
+    assert 0 < low < float(norm) < high < 100
 
 
 def test_estimates_are_near_the_truth(exact: dict[str, tuple[float, float, float]]) -> None:
