@@ -526,6 +526,19 @@ def test_the_hessian_by_activations_of_many_batches_and_calls() -> None:
     calls = [activation_hessian(twice, "f", call=call).dense() for call in range(3)]
     torch.testing.assert_close(calls[0], calls[1])  # both factors are f(x)
     assert small.relative(calls[2], calls[0]) > 0.1
+    second = both["h.0[1]"]
+    assert small.relative(second.dense(), alone[1]) < 1e-13
+    assert float(both["h.0[0]", "h.0[1]"].dense().abs().max()) == 0.0
+    assert both["h.0"].shape == both.shape
+    with pytest.raises(cl.CurvlensError, match=r"no block 'h\.0\[2\]'\. Its blocks: 'h\.0\[0\]', 'h\.0\[1\]'"):
+        both["h.0[2]"]
+    one_batch = activation_hessian(problems[0], "h.0")
+    assert one_batch["h.0"] is one_batch
+    assert "activations of the model(" in repr(activation_hessian(problems[0], ""))
+    with pytest.raises(cl.CurvlensError, match=r"is a step of attention.*'h\.0\.attn': take that one"):
+        activation_hessian(problems[0], "h.0.attn.softmax")
+    with pytest.raises(cl.CurvlensError, match="called once, counted"):
+        activation_hessian(problems[0], "h.0", call=1)
     with pytest.raises(cl.CurvlensError, match="called 3 times"):
         activation_hessian(twice, "f", call=3)
     with pytest.raises(cl.CurvlensError, match="No module 'g'"):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import scipy.stats
-import torch
 from torch import Tensor
 
 from curvlens.blocks import Block, By
