@@ -190,6 +190,28 @@ def test_the_text_of_a_profile(profile: Profile) -> None:
     assert len(rows) == len(profile) + 3  # Hessian, GGN, and the own code of the feed-forward layer
 
 
+def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent
+    page, readme = (root / name for name in ("docs/profile.md", "README.md"))
+    fences = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    code = next(text for kind, text in fences if kind == "python").partition("\n\nproblem =")[0]
+    tree = next(text for kind, text in fences if kind == "text" and "Hessian" in text)
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    printed = str(cl.profile(from_code(f"{script}:make_problem"), samples=32)).splitlines()
+    told = run(f"{script}:make_problem", "--depth", 2, "--samples", 32).output
+    shown = re.search(
+        r"^```text\n( +trace +share.*?)^```$", readme.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert shown is not None
+
+    def but_rounding(lines: list[str]) -> list[str]:
+        return [re.sub(r"within \S+", "", line.rstrip()) for line in lines if line.strip() != "…"]
+
+    assert set(but_rounding(tree.splitlines())) <= set(but_rounding(printed))
+    assert set(but_rounding(shown[1].splitlines())) <= set(but_rounding(told.splitlines()))
+
+
 def test_records(profile: Profile) -> None:
     records = profile.table()
     assert [r["path"] for r in records] == ["Hessian", "GGN", *profile.rows]

@@ -130,7 +130,7 @@ def with_error(value: float, error: float) -> str:
         return f"{value:.6g} ± {error:.2g}"
     top = math.floor(math.log10(max(abs(value), error)))
     places = 1 - math.floor(math.log10(error))
-    if top + places > 8:
+    if top + places > 7:
         return f"{value:.9g} ± {error:.0e}"
     if SMALL <= top < 6:
         return f"{value:z.{max(places, 0)}f} ± {error:.{max(places, 0)}f}"
