@@ -421,7 +421,10 @@ def test_few_and_many_rows(count: int) -> None:
 
 @pytest.mark.parametrize("quantity", ["share", "trace", "top", "frobenius"])
 def test_quantities(profile: Profile, quantity: str) -> None:
-    assert data_of(cl.figures.icicle(profile, quantity))["quantity"] == quantity
+    data = data_of(cl.figures.icicle(profile, quantity))
+    assert data["quantity"] == quantity
+    texts = [row["total"][quantity][1] for row in data["rows"]]
+    assert not any("-" in text for text in texts)  # one minus sign on the page
 
 
 def test_what_cannot_be_drawn(profile: Profile) -> None:
