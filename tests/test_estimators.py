@@ -363,6 +363,8 @@ def test_intervals() -> None:
     estimate = cl.trace(MATRICES["flat"], 40)
     low, high = estimate.interval(0.9)
     wide = estimate.interval(0.99)
+    assert isinstance(low, float)
+    assert isinstance(cl.diagonal(MATRICES["flat"], 8).interval()[0], Tensor)
     assert wide[0] < low < estimate.value < high < wide[1]
     with pytest.raises(cl.CurvlensError, match="level=95"):
         estimate.interval(95)

@@ -23,6 +23,7 @@ from curvlens.models import GPT, GPTConfig
 from curvlens.operators import activation_hessian, as_operator, module_part
 from curvlens.operators.modules import Traces
 from curvlens.profiling import propagation
+from curvlens.profiling.statistics import Forms, portion
 from families import MORE
 
 
@@ -182,9 +183,31 @@ def test_intervals_cover(exact: dict[str, tuple[float, float, float]]) -> None:
             for i, estimate in enumerate((portion.trace, portion.frobenius, portion.share)):
                 low, high = estimate.interval(0.95)
                 hits[path, i] += bool(low <= values[i] <= high)
-    for i, least in enumerate((0.88, 0.75, 0.85)):
+    for i, least in enumerate((0.88, 0.85, 0.85)):
         shares = [hits[path, i] / runs for path in exact]
         assert min(shares) >= least, shares
+
+
+def test_intervals_of_norms_cover_with_few_probes() -> None:
+    """95 % intervals hold the norm in 86 % of draws or more, from 4 probes on, where few eigenvalues rule."""
+    size, runs, torn = 60, 300, torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(size, size, generator=torn, dtype=torch.float64)).Q
+    for decay in (0.6, 0.9):
+        M = Q * (-decay) ** torch.arange(size) @ Q.T
+        for samples in (4, 8, 16):
+            z = 2.0 * torch.randint(2, (runs, samples, size), generator=torn).double() - 1
+            found = [portion(Forms(pairs, pairs[0]), pairs[0].abs()).frobenius for pairs in z @ M @ z.mT]
+            hits = sum(low <= float(M.norm()) <= high for low, high in (norm.interval(0.95) for norm in found))
+            assert hits >= 0.86 * runs, (decay, samples, hits / runs)
+
+
+def test_a_norm_that_one_probe_makes_has_an_error() -> None:
+    pairs = torch.zeros(4, 4, dtype=torch.float64)
+    pairs[0, 1:] = pairs[1:, 0] = 1.0
+    norm = portion(Forms(pairs, torch.zeros(4)), torch.ones(4)).frobenius
+    assert 0.3 < float(norm.stderr) < 1.0
+    low, high = norm.interval()
+    assert 0 < low < float(norm) < high < 100
 
 
 def test_estimates_are_near_the_truth(exact: dict[str, tuple[float, float, float]]) -> None:
@@ -507,6 +530,19 @@ def test_the_hessian_by_activations_of_many_batches_and_calls() -> None:
     calls = [activation_hessian(twice, "f", call=call).dense() for call in range(3)]
     torch.testing.assert_close(calls[0], calls[1])  # both factors are f(x)
     assert small.relative(calls[2], calls[0]) > 0.1
+    second = both["h.0[1]"]
+    assert small.relative(second.dense(), alone[1]) < 1e-13
+    assert float(both["h.0[0]", "h.0[1]"].dense().abs().max()) == 0.0
+    assert both["h.0"].shape == both.shape
+    with pytest.raises(cl.CurvlensError, match=r"no block 'h\.0\[2\]'\. Its blocks: 'h\.0\[0\]', 'h\.0\[1\]'"):
+        both["h.0[2]"]
+    one_batch = activation_hessian(problems[0], "h.0")
+    assert one_batch["h.0"] is one_batch
+    assert "activations of the model(" in repr(activation_hessian(problems[0], ""))
+    with pytest.raises(cl.CurvlensError, match=r"is a step of attention.*'h\.0\.attn': take that one"):
+        activation_hessian(problems[0], "h.0.attn.softmax")
+    with pytest.raises(cl.CurvlensError, match="called once, counted"):
+        activation_hessian(problems[0], "h.0", call=1)
     with pytest.raises(cl.CurvlensError, match="called 3 times"):
         activation_hessian(twice, "f", call=3)
     with pytest.raises(cl.CurvlensError, match="No module 'g'"):

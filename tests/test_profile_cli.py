@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import errno
 import html
 import json
 import math
 import re
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,8 @@ from typer.testing import CliRunner, Result
 import curvlens as cl
 import small
 from curvlens.cli import app
+from curvlens.cli.models import from_code
+from curvlens.cli.profile import _footer
 from curvlens.cli.tree import View, lines
 from curvlens.results import Estimate, Portion, Profile, Row
 
@@ -154,15 +161,113 @@ def test_spectral_norms(script: Path) -> None:
     assert "‖·‖₂" in result.output
     lines = [line for line in result.output.splitlines() if re.search(r"unembed|mlp", line)]
     assert all(line.rstrip().endswith(tuple("0123456789")) for line in lines)
+    hidden = run(f"{script}:make", "--samples", 4, "--no-top", "--spectral", "h.0.mlp", "--depth", 1)
+    assert re.search(r"‖M‖₂ of h\.0\.mlp, with all that is in it: \d", hidden.output)
+    assert "‖·‖₂" not in hidden.output
+    own = run(f"{script}:make", "--samples", 4, "--no-top", "--spectral", "h.0.mlp", "--own")
+    assert "‖M‖₂ of h.0.mlp, with all that is in it" in own.output
+
+
+@pytest.mark.parametrize("column", ["order", "share"])
+def test_what_is_in_a_module_adds_up_to_it(profile: Profile, column: Any) -> None:
+    """Its own code has a line, in the terminal and in print(profile)."""
+    shown = lines(profile, View(sort=column)).shown
+    at = next(i for i, line in enumerate(shown) if line.name == "mlp")
+    inner = [line for line in shown[at + 1 :] if line.guide.startswith("   │     ")][:3]
+    assert sorted(line.name for line in inner) == ["(own code)", "down", "up"]
+    assert abs(sum(float(line.portion.trace) for line in inner) - float(shown[at].portion.trace)) < 1e-12
+    assert sum(line.name == "(own code)" for line in shown) == 1
+    assert str(profile).count("(own code)") == 1
+    assert "(own code)" not in [line.name for line in lines(profile, View(own=True)).shown]
+
+
+def test_the_text_of_a_profile(profile: Profile) -> None:
+    first, heading, *rows, last = str(profile).splitlines()
+    assert first == profile.headline
+    assert heading.split() == ["trace", "share,", "%", "Frobenius", "norm", "of", "λ_max"]
+    assert last == profile.check
+    assert re.search(r"^  GGN +\S+ ± \S+ +\S+ ± \S+ +\S+ ± \S+ +\S+$", rows[1])
+    assert len(rows) == len(profile) + 3  # Hessian, GGN, and the own code of the feed-forward layer
+
+
+def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent
+    page, readme = (root / name for name in ("docs/profile.md", "README.md"))
+    fences = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    code = next(text for kind, text in fences if kind == "python").partition("\n\nproblem =")[0]
+    tree = next(text for kind, text in fences if kind == "text" and "Hessian" in text)
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    printed = str(cl.profile(from_code(f"{script}:make_problem"), samples=32)).splitlines()
+    told = run(f"{script}:make_problem", "--depth", 2, "--samples", 32).output
+    shown = re.search(
+        r"^```text\n( +trace +share.*?)^```$", readme.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert shown is not None
+
+    def but_rounding(lines: list[str]) -> list[str]:
+        return [re.sub(r"within \S+", "", line.rstrip()) for line in lines if line.strip() != "…"]
+
+    assert set(but_rounding(tree.splitlines())) <= set(but_rounding(printed))
+    assert set(but_rounding(shown[1].splitlines())) <= set(but_rounding(told.splitlines()))
+
+
+def test_records(profile: Profile) -> None:
+    records = profile.table()
+    assert [r["path"] for r in records] == ["Hessian", "GGN", *profile.rows]
+    assert len({tuple(r) for r in records}) == 1
+    mlp = records[2 + list(profile.rows).index("h.0.mlp")]
+    assert mlp["total_share"] == float(profile["h.0.mlp"].total.share)
+    assert mlp["total_share_error"] == float(profile["h.0.mlp"].total.share.stderr)
+    assert mlp["total_spectral"] is None
+
+
+def test_as_a_module() -> None:
+    told = subprocess.run([sys.executable, "-m", "curvlens", "--help"], capture_output=True, text=True, check=True)
+    assert "profile" in told.stdout
+
+
+def test_bounds_of_the_largest_eigenvalue_are_told_where_they_are_seen(profile: Profile) -> None:
+    def said(shown: Profile) -> str:
+        return " ".join(str(text) for text in _footer(shown, lines(shown, View()), View()))
+
+    assert "bounds" not in said(profile)
+    assert profile.hessian.top is not None
+    loose = replace(profile.hessian.top, stderr=0.1 * profile.hessian.top.value)
+    assert "for λ_max bounds" in said(replace(profile, hessian=replace(profile.hessian, top=loose)))
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    asked: list[str] = []
+
+    def silent(self: Any, name: str, **options: Any) -> None:
+        asked.append(name)
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(hub.HfApi, "model_info", silent)
+    text = tmp_path / "text.txt"
+    text.write_text("one two")
+    result = run("nosuch/model-of-nobody", "--text", text)
+    assert result.exit_code == 1
+    assert "no copy on this machine" in " ".join(result.output.split())
+    assert asked == ["nosuch/model-of-nobody"]
+    assert "Retry" not in caplog.text
 
 
 def test_files_and_the_way_back(script: Path, tmp_path: Path, profile: Profile) -> None:
-    out, page = tmp_path / "run" / "p", tmp_path / "run" / "p.html"
+    out, page, table = tmp_path / "p", tmp_path / "p.html", tmp_path / "p.csv"
     for _ in range(2):  # the second time over its own
-        result = run(f"{script}:make", "--samples", 4, "--out", out, "--html", page)
+        result = run(f"{script}:make", "--samples", 4, "--out", out, "--html", page, "--csv", table)
         assert result.exit_code == 0, result.output
     again = cl.load(out)
     assert str(again) == str(profile)
+    with table.open() as lines:
+        records = list(csv.DictReader(lines))
+    assert [r["path"] for r in records] == [str(r["path"]) for r in profile.table()]
+    assert float(records[-1]["own_trace"]) == float(profile["unembed"].own.trace)
     text = out.with_suffix(".json").read_text()
     damaged = tmp_path / "damaged.json"
     damaged.write_text(text.replace('"samples": ', '"samples": "many", "old": ', 1))
@@ -172,16 +277,26 @@ def test_files_and_the_way_back(script: Path, tmp_path: Path, profile: Profile) 
     assert f"written: {out}.json" in result.output
 
 
+def _gaps(script: Path) -> Any:
+    return from_code(f"{script}:gaps")
+
+
 def test_gaps(script: Path, tmp_path: Path) -> None:
     page = tmp_path / "gaps.html"
     result = run(f"{script}:gaps", "--samples", 4, "--sort", "trace", "--html", page)
     assert result.exit_code == 0, result.output
     assert "not known" in result.output
     assert "nan" not in result.output
+    with pytest.warns(cl.CurvlensWarning, match="gaps"):
+        gaps = cl.profile(cl.Problem(*_gaps(script)), samples=4)
+    assert "not known" in str(gaps)
+    assert "nan" not in str(gaps)
+    assert "not known" in repr(gaps)
+    assert gaps.table()[0]["total_trace"] is None
     assert "note: not twice differentiable: '2'" in result.output
     assert "✗ whether the rows add up to zᵀHz is not known" in result.output
     assert result.output.count("not twice differentiable") == 1
-    assert tree_of(result)[2:] == ["1", "2", "3"]  # what is known comes first
+    assert tree_of(result)[2:] == ["1", "2", "3", "(own"]  # what is known comes first
     text = page.read_text(encoding="utf-8")
     assert "not known" in text
     assert "NaN" not in text
@@ -203,12 +318,33 @@ def test_gaps(script: Path, tmp_path: Path) -> None:
         (("{script}:make", "--out", "{folder}/other"), 1, "not written over"),
         (("{script}:make", "--html", "{folder}/other.json"), 1, "no chart of curvlens"),
         (("{script}:make", "--html", "{folder}"), 1, "is a folder"),
-        (("{script}:make", "--html", "{script}/p.html", "--samples", "4"), 1, "could not be written"),
+        (("{script}:make", "--html", "{folder}/no/p.html"), 1, "/no'. Make it first."),
+        (("{script}:make", "--out", "{folder}/no/p"), 1, "/no'. Make it first."),
+        (("{script}:make", "--csv", "{script}/p.csv"), 1, "there is no folder"),
+        (("{script}:make", "--csv", "{folder}/other.json"), 1, "no table of curvlens"),
+        (("{script}:make", "--out", "{folder}/closed/p"), 1, "cannot be written: Permission denied"),
+        (("{script}:make", "--html", "{folder}/closed/p.html"), 1, "cannot be written: Permission denied"),
+        (("{script}:make", "--text", "x"), 1, "--text is for Hugging Face models"),
+        (("{script}:make", "--tokens", "8"), 1, "--tokens is for Hugging Face models"),
+        (("{script}:make", "--sequences", "8"), 1, "--sequences is for Hugging Face models"),
         (("{script}:make", "--sort", "size"), 2, "'frobenius'"),
         (("{script}:make", "--samples", "3"), 2, "--samples"),
     ],
 )
-def test_what_has_to_be_mended(script: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+def test_what_has_to_be_mended(
+    script: Path, arguments: tuple[str, ...], code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    closed = script.with_name("closed")
+    closed.mkdir()
+    temporary = tempfile.TemporaryFile
+
+    def refused(dir: Path) -> Any:
+        if dir == closed:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return temporary(dir=dir)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
     other = script.with_name("other.json")
     other.write_text('{"mine": 1}')
     given = [a.replace("{script}", str(script)).replace("{folder}", str(script.parent)) for a in arguments]
@@ -285,7 +421,10 @@ def test_few_and_many_rows(count: int) -> None:
 
 @pytest.mark.parametrize("quantity", ["share", "trace", "top", "frobenius"])
 def test_quantities(profile: Profile, quantity: str) -> None:
-    assert data_of(cl.figures.icicle(profile, quantity))["quantity"] == quantity
+    data = data_of(cl.figures.icicle(profile, quantity))
+    assert data["quantity"] == quantity
+    texts = [row["total"][quantity][1] for row in data["rows"]]
+    assert not any("-" in text for text in texts)  # one minus sign on the page
 
 
 def test_what_cannot_be_drawn(profile: Profile) -> None:

@@ -10,7 +10,8 @@ from rich.console import Console
 from curvlens.cli.blocks import show_blocks
 from curvlens.cli.demo import run_demo
 from curvlens.cli.doctor import show_findings
-from curvlens.cli.profile import Request, show_profile
+from curvlens.cli.profile import Files, Request, show_profile
+from curvlens.cli.targets import SEQUENCES, TOKENS
 from curvlens.cli.tree import Sort, View
 from curvlens.errors import CurvlensError
 
@@ -23,8 +24,8 @@ Target = Annotated[
     ),
 ]
 Text = Annotated[Path | None, typer.Option(help="The text on which a Hugging Face model is looked at.")]
-Tokens = Annotated[int, typer.Option(help="Length of a sequence of the text.", min=2)]
-Sequences = Annotated[int, typer.Option(help="How many of them.", min=1)]
+Tokens = Annotated[int | None, typer.Option(help=f"Length of a sequence of the text (default: {TOKENS}).", min=2)]
+Sequences = Annotated[int | None, typer.Option(help=f"How many of them (default: {SEQUENCES}).", min=1)]
 app = typer.Typer(help="The exact curvature instrument for Transformers.", no_args_is_help=True, add_completion=False)
 
 
@@ -70,8 +71,8 @@ def blocks(
 def doctor(
     target: Target,
     text: Text = None,
-    tokens: Tokens = 64,
-    sequences: Sequences = 4,
+    tokens: Tokens = None,
+    sequences: Sequences = None,
 ) -> None:
     """Look for what would make a curvature wrong, with the line that fixes it. Exit code 1 if there is an error."""
     healthy = True
@@ -89,12 +90,12 @@ def doctor(
 def profile(
     target: Target,
     text: Text = None,
-    tokens: Tokens = 64,
-    sequences: Sequences = 4,
+    tokens: Tokens = None,
+    sequences: Sequences = None,
     double: Annotated[bool, typer.Option("--double", help="Take a Hugging Face model to float64.")] = False,
     samples: Annotated[int, typer.Option(help="Probes; each costs about five gradients.", min=4)] = 16,
     seed: Annotated[int, typer.Option(help="Seed of the probes.")] = 0,
-    depth: Annotated[int | None, typer.Option(help="Levels of the tree that are shown; all.", min=0)] = None,
+    depth: Annotated[int | None, typer.Option(help="Levels of the tree that are shown (default: all).", min=0)] = None,
     sort: Annotated[Sort, typer.Option(help="How siblings are sorted: as in the model, or by size.")] = "order",
     own: Annotated[bool, typer.Option("--own", help="A module's own code, without the modules in it.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also rows that are exactly zero.")] = False,
@@ -104,8 +105,9 @@ def profile(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the result as JSON, for curvlens.load.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the tree as a chart, one HTML file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write all numbers as a table, one line a module.")] = None,
 ) -> None:
     """Print where the curvature comes from: the Gauss-Newton part, and the functional part of every module."""
     request = Request(target, text, tokens, sequences, double, samples, seed, not no_top, spectral or ())
     view = View(depth, sort, own, everything)
-    _told(lambda: show_profile(request, view, out=out, html=html))
+    _told(lambda: show_profile(request, view, Files(out, html, csv)))

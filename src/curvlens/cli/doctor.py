@@ -14,7 +14,7 @@ from curvlens.problem import Problem
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
-def show_findings(target: str, text: Path | None, *, tokens: int, sequences: int) -> bool:
+def show_findings(target: str, text: Path | None, *, tokens: int | None, sequences: int | None) -> bool:
     """Print what the doctor finds; whether there is no error."""
     made = posed(target, text, tokens=tokens, sequences=sequences)
     report = doctor(made) if isinstance(made, Problem) else doctor(*made)

@@ -44,17 +44,38 @@ def with_weights(target: str) -> tuple[nn.Module, Any]:
     transformers = _transformers()
     other = "For other models write a function that returns (model, data, loss), and give file.py:function."
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(target, trust_remote_code=False)
+        place = _located(target)
+        model = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise CurvlensError(f"{target!r} could not be loaded as a language model: {_first(error)} {other}") from error
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         words = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     except Exception as error:  # a folder without its files is a TypeError or a KeyError in some classes
         raise CurvlensError(f"{target!r} has no tokenizer that can be loaded: {_first(error)} {_TOKENIZER}") from error
     if not words:  # transformers makes up an empty one of the model's type
         raise CurvlensError(f"{target!r} has no tokenizer, or one that knows no word. {_TOKENIZER}")
     return model.eval(), tokenizer
+
+
+def _located(target: str) -> str:
+    """A folder, the name of a model if the hub answers, or the copy of it on this machine.
+
+    The hub is asked once; transformers would try again and again for each file.
+    """
+    if Path(target).exists():
+        return target
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        hub.HfApi().model_info(target, timeout=10)
+    except (hub.errors.HfHubHTTPError, ValueError):  # it answers: loading says what is wrong with the name
+        return target
+    except Exception as error:  # of whichever library carries the request
+        try:
+            return str(hub.snapshot_download(target, local_files_only=True))
+        except hub.errors.LocalEntryNotFoundError:
+            raise OSError("The hub cannot be reached, and there is no copy on this machine.") from error
+    return target
 
 
 _TOKENIZER = "Save it beside the model, tokenizer.save_pretrained(folder), or give file.py:function with the tokens."
@@ -143,12 +164,12 @@ def _config(target: str) -> Any:
     if not Path(target).exists() and target in transformers.CONFIG_MAPPING:
         return transformers.AutoConfig.for_model(target)
     try:
-        return transformers.AutoConfig.from_pretrained(target, trust_remote_code=False)
+        return transformers.AutoConfig.from_pretrained(_located(target), trust_remote_code=False)
     except (OSError, ValueError) as error:
         first = _first(error)
         raise CurvlensError(
             f"{target!r} is no folder with a config.json, no model type of transformers and no file.py:function. "
-            f"{nearest(target, transformers.CONFIG_MAPPING)} The hub said: {first}"
+            f"{nearest(target, transformers.CONFIG_MAPPING)} {first}"
         ) from error
 
 

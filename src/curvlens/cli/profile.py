@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import errno
+import io
 import math
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +25,10 @@ from curvlens.errors import CurvlensError, CurvlensWarning, printable
 from curvlens.figures import MARK, icicle
 from curvlens.problem import Problem
 from curvlens.profiling import profile
-from curvlens.results import Profile, claim
+from curvlens.results import DIGITS, Profile, claim
+
+HEAD = "path,kind,own_trace,"
+"""How a table of ours begins."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,8 @@ class Request:
 
     target: str
     text: Path | None
-    tokens: int
-    sequences: int
+    tokens: int | None
+    sequences: int | None
     double: bool
     samples: int
     seed: int
@@ -39,14 +46,39 @@ class Request:
     spectral: Sequence[str]
 
 
-def show_profile(request: Request, view: View, *, out: Path | None, html: Path | None) -> None:
+@dataclass(frozen=True)
+class Files:
+    """Where the result is written to."""
+
+    out: Path | None = None
+    html: Path | None = None
+    csv: Path | None = None
+
+    def check(self) -> None:
+        """What cannot be written is told before anything long is computed."""
+        if self.out is not None:
+            _require_room(claim(self.out))
+        for option, file, ours in (("--html", self.html, MARK), ("--csv", self.csv, HEAD)):
+            if file is not None:
+                _claim(option, file, ours)
+                _require_room(file)
+
+    def write(self, found: Profile) -> Iterator[Path]:
+        """Write them, one after the other."""
+        if self.out is not None:
+            yield found.save(self.out)
+        if self.html is not None:
+            # Where there are gaps all shares are unknown, as the norm of H is.
+            yield _write(self.html, icicle(found, "trace" if math.isnan(found.mismatch) else "share"))
+        if self.csv is not None:
+            yield _write(self.csv, _commas(found.table()))
+
+
+def show_profile(request: Request, view: View, files: Files) -> None:
     """Compute a profile, print it, and write what is asked for."""
     if view.sort == "top" and not request.top:
         raise CurvlensError("--sort top needs the contributions to λ_max, which --no-top leaves out.")
-    if out is not None:
-        claim(out)
-    if html is not None:
-        _claim_page(html)
+    files.check()
     made = posed(
         request.target, request.text, tokens=request.tokens, sequences=request.sequences, double=request.double
     )
@@ -57,7 +89,7 @@ def show_profile(request: Request, view: View, *, out: Path | None, html: Path |
         if not found.note or found.note not in warning:
             err.print(Text(f"warning: {printable(warning)}", style="yellow"), soft_wrap=True)
     _show(found, view, console)
-    for file in _written(found, out, html):
+    for file in files.write(found):
         console.print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -122,9 +154,18 @@ def _footer(found: Profile, rows: Lines, view: View) -> Iterator[Text]:
         yield Text("A row is a module's own code, without the modules in it; the GGN and all rows add up to H.")
     else:
         yield Text("A row is a module with all that is in it. Traces, shares and parts of λ_max add up, norms do not.")
+    tops = [line.portion.top for line in rows.shown]
+    bounds = any(top is not None and top.short(1.0, DIGITS["top"])[1] for top in tops)
     yield Text(
-        "Shares are ⟨M, H⟩/‖H‖² and may be negative. Behind ± are standard errors, and bounds for λ_max.", style="dim"
+        "Shares are ⟨M, H⟩/‖H‖² and may be negative. Behind ± are standard errors"
+        + (", for λ_max bounds." if bounds else "."),
+        style="dim",
     )
+    shown = {line.path for line in rows.shown} if not view.own else set()
+    for row in found:
+        if row.total.spectral is not None and row.path not in shown:
+            size = " ± ".join(filter(None, row.total.spectral.short(1.0, DIGITS["spectral"])))
+            yield Text(f"‖M‖₂ of {printable(row.path) or 'the functional part'}, with all that is in it: {size}")
     if rows.deeper:
         yield Text(f"{_rows(rows.deeper)} below depth {view.depth} not shown (--depth).", style="dim")
     if rows.zero:
@@ -139,28 +180,46 @@ def _rows(count: int) -> str:
     return f"{count} row{'s' * (count > 1)}"
 
 
-def _claim_page(file: Path) -> None:
-    """A page that is written over has to be one of ours."""
+def _require_room(file: Path) -> None:
+    """A file has to have a folder that can be written to."""
+    folder = file.parent
+    if not folder.is_dir():
+        raise CurvlensError(f"{str(file)!r} cannot be written: there is no folder {str(folder)!r}. Make it first.")
+    try:
+        if file.exists() and not os.access(file, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise CurvlensError(f"{str(file)!r} cannot be written: {error.strerror}.") from error
+
+
+def _claim(option: str, file: Path, mark: str) -> None:
+    """A file that is written over has to be one of ours: it has a mark near its beginning."""
     if file.is_dir() or str(file) in ("", "."):
-        raise CurvlensError(f"--html {str(file)!r} is a folder, expected a file such as profile.html.")
+        raise CurvlensError(f"{option} {str(file)!r} is a folder, expected a file such as profile.{option[2:]}.")
     if not os.path.lexists(file):
         return
     try:
-        ours = MARK in file.read_text(encoding="utf-8", errors="replace")[:2000]
+        ours = mark in file.read_text(encoding="utf-8", errors="replace")[:2000]
     except OSError as error:
         raise CurvlensError(f"{str(file)!r} could not be read: {error.strerror}.") from error
     if not ours:
-        raise CurvlensError(f"{str(file)!r} is no chart of curvlens, so it is not written over. Choose another name.")
+        what = "chart" if option == "--html" else "table"
+        raise CurvlensError(f"{str(file)!r} is no {what} of curvlens, so it is not written over. Choose another name.")
 
 
-def _written(found: Profile, out: Path | None, html: Path | None) -> Iterator[Path]:
-    if out is not None:
-        yield found.save(out)
-    if html is not None:
-        try:
-            html.parent.mkdir(parents=True, exist_ok=True)
-            # Where there are gaps all shares are unknown, as the norm of H is.
-            html.write_text(icicle(found, "trace" if math.isnan(found.mismatch) else "share"), encoding="utf-8")
-        except OSError as error:
-            raise CurvlensError(f"{str(html)!r} could not be written: {error.strerror}.") from error
-        yield html
+def _write(file: Path, text: str) -> Path:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CurvlensError(f"{str(file)!r} could not be written: {error.strerror}.") from error
+    return file
+
+
+def _commas(records: list[dict[str, Any]]) -> str:
+    """Records of the same fields as CSV; what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()

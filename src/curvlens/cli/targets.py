@@ -16,16 +16,26 @@ Posed = Problem | tuple[nn.Module, Any, Any]
 """A problem, or the model, data and loss that one would be made of."""
 
 
-def posed(target: str, text: Path | None, *, tokens: int, sequences: int, double: bool = False) -> Posed:
+TOKENS, SEQUENCES = 64, 4
+"""How long sequences of a text are, and how many, if nothing is said."""
+
+
+def posed(target: str, text: Path | None, *, tokens: int | None, sequences: int | None, double: bool = False) -> Posed:
     """What a target is: ``file.py:name``, or a Hugging Face folder or name with a text, in float64 if asked for."""
     if is_code(target):
         if double:
             raise CurvlensError(f"--double is for Hugging Face models. In {target} write model.double() yourself.")
+        given = {"--text": text, "--tokens": tokens, "--sequences": sequences}
+        for option in (name for name, value in given.items() if value is not None):
+            raise CurvlensError(f"{option} is for Hugging Face models. {target} brings its own data.")
         return _checked(from_code(target), target)
     if text is None:
         raise CurvlensError("A Hugging Face model needs a text to be looked at on: --text file.txt.")
+    if not text.is_file():
+        raise CurvlensError(f"There is no file {str(text)!r}.")
     model, tokenizer = with_weights(target)
-    return model.double() if double else model, _batch(tokenizer, text, tokens, sequences), CausalLM()
+    batch = _batch(tokenizer, text, tokens or TOKENS, sequences or SEQUENCES)
+    return model.double() if double else model, batch, CausalLM()
 
 
 def _checked(made: Any, target: str) -> Posed:
@@ -39,8 +49,6 @@ def _checked(made: Any, target: str) -> Posed:
 
 def _batch(tokenizer: Any, text: Path, tokens: int, sequences: int) -> Any:
     """The beginning of a text, cut into sequences of one length."""
-    if not text.is_file():
-        raise CurvlensError(f"There is no file {str(text)!r}.")
     ids = tokenizer(text.read_text(encoding="utf-8"), return_tensors="pt")["input_ids"][0]
     rows = min(sequences, len(ids) // tokens)
     if not rows:

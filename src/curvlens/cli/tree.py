@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from curvlens.errors import printable
-from curvlens.results import DIGITS, Estimate, Portion, Profile, Row
+from curvlens.results import COLUMNS, DIGITS, OWN, Estimate, Portion, Profile, Row, aligned
 
 Sort = Literal["order", "trace", "share", "frobenius", "top"]
 POSITIVE, NEGATIVE = "dodger_blue1", "dark_orange"
@@ -41,7 +41,8 @@ class Line:
     name: str
     kind: str
     portion: Portion
-    spectral: Estimate | None = None
+    path: str | None = None
+    """Of the row that is shown; None where it is none."""
 
 
 @dataclass
@@ -61,31 +62,34 @@ def lines(profile: Profile, view: View) -> Lines:
     def visit(row: Row, lead: str, last: bool, level: int) -> None:
         portion = row.own if view.own else row.total
         guide, name = lead + ("└─ " if last else "├─ "), printable(row.name) if row.path else "functional"
-        found.shown.append(Line(guide, name, row.kind, portion, row.total.spectral))
-        rows = [r for r in below[row.path] if view.everything or not _is_zero(r)]
+        found.shown.append(Line(guide, name, row.kind, portion, row.path))
+        rows = [r for r in below[row.path] if view.everything or not r.total.is_zero]
         found.zero += sum(_count(r, below) for r in below[row.path]) - sum(_count(r, below) for r in rows)
         if view.depth is not None and level >= view.depth:
             found.deeper += sum(_count(r, below) for r in rows)
             return
+        inner: list[Row | None] = list(rows)
+        if rows and not view.own and not row.own.is_zero:
+            inner.append(None)  # its own code, without which what is in it would not add up to it
         if view.sort != "order":
-            rows.sort(key=lambda r: _rank(r, view), reverse=True)
-        for r in rows:
-            visit(r, lead + ("   " if last else "│  "), r is rows[-1], level + 1)
+            shown = {r: (row.own if r is None else r.own if view.own else r.total) for r in inner}
+            inner.sort(key=lambda r: _rank(shown[r], view), reverse=True)
+        lead += "   " if last else "│  "
+        for i, r in enumerate(inner):
+            if r is None:
+                found.shown.append(Line(lead + ("└─ " if i == len(inner) - 1 else "├─ "), OWN, "", row.own))
+            else:
+                visit(r, lead, i == len(inner) - 1, level + 1)
 
     visit(profile[""], "", True, 0)
     return found
 
 
-def _rank(row: Row, view: View) -> float:
+def _rank(portion: Portion, view: View) -> float:
     """By size; what is not known comes last."""
-    estimate: Estimate | None = getattr(row.own if view.own else row.total, view.sort)
+    estimate: Estimate | None = getattr(portion, view.sort)
     size = math.nan if estimate is None else abs(float(estimate))
     return -1.0 if math.isnan(size) else size
-
-
-def _is_zero(row: Row) -> bool:
-    """Linear, with all that is in it: no probe saw anything."""
-    return row.total.trace.exact and float(row.total.frobenius) == 0.0
 
 
 def _count(row: Row, below: dict[str, list[Row]]) -> int:
@@ -110,14 +114,8 @@ def _table(shown: list[Line], bar: int, *, kinds: bool) -> Table:
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     result.add_column("", no_wrap=True, overflow="ellipsis", min_width=12, max_width=LONGEST)
     columns: list[list[Text]] = []
-    for name, heading, factor in (
-        ("trace", "trace", 1.0),
-        ("share", "share, %", 100.0),
-        ("frobenius", "Frobenius norm", 1.0),
-        ("top", "of λ_max", 1.0),
-        ("spectral", "‖·‖₂", 1.0),
-    ):
-        cells = [line.spectral if name == "spectral" else getattr(line.portion, name) for line in shown]
+    for name, (heading, factor) in COLUMNS.items():
+        cells = [getattr(line.portion, name) for line in shown]
         if all(cell is None for cell in cells):
             continue
         texts = [("", "") if cell is None else cell.short(factor, DIGITS[name]) for cell in cells]
@@ -136,14 +134,10 @@ def _table(shown: list[Line], bar: int, *, kinds: bool) -> Table:
 
 
 def _numbers(texts: list[tuple[str, str]], least: int) -> Iterator[Text]:
-    """Values below each other, and their errors; all of one length, ``least`` or more."""
-    errors = max(len(error) for _, error in texts)
-    wide = max(least - (3 + errors if errors else 0), *(len(value) for value, _ in texts))
-    for value, error in texts:
-        text = Text(value.rjust(wide), style="yellow" if value == "not known" else "")
-        if errors:
-            text.append(f" ± {error:<{errors}}" if error else " " * (3 + errors), style="dim")
-        yield text
+    """Values below each other, and their errors."""
+    for line, (value, _) in zip(aligned(texts, least), texts, strict=True):
+        said, sign, error = line.partition(" ± ")
+        yield Text(said, style="yellow" if value == "not known" else "").append(sign + error, style="dim")
 
 
 def _bars(shares: list[float], cells: int) -> Iterator[Text]:

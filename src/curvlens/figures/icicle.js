@@ -37,7 +37,7 @@ const ownOf = new Map(cells.filter((c) => c.own).map((c) => [c.i, c]));
 for (const cell of cells) {
   const label = cell.own ? "own code" : cell.row.name;
   cell.element = make("div", undefined, "cell" + (cell.own ? " own" : ""));
-  cell.first = make("span");
+  cell.first = make("span", undefined, "first");
   cell.first.append(make("b", label), make("span"));
   cell.element.append(cell.first, make("span", cell.own ? "of " + cell.row.name : cell.row.kind, "second"));
   cell.element.setAttribute("role", "treeitem");
@@ -110,11 +110,30 @@ function strongest() {
   return Math.max(...values) || Math.abs(number(data.ggn, quantity)[0] ?? 0);
 }
 
-function fit(element, pixels) {
+// How wide a text is; asked of a canvas, as cells may be in motion.
+const ruler = make("canvas").getContext("2d"), widths = new Map();
+function wide(text, small) {
+  const font = (small ? "600 10px " : "600 12px ") + getComputedStyle(document.body).fontFamily;
+  const key = font + text;
+  if (!widths.has(key)) {
+    ruler.font = font;
+    widths.set(key, ruler.measureText(text).width);
+  }
+  return widths.get(key);
+}
+
+// Where there is no room for all, the class goes first, then the value goes below the name, and then it goes.
+function fit(element, pixels, width) {
+  const room = width - (innerWidth <= 700 ? 7 : 15), small = pixels < LABEL;
+  const [name, value] = [...element.firstChild.children].map((part) => part.textContent);
+  const beside = wide(name + " " + value.trim(), small) <= room;
+  const stacked = !beside && pixels >= TWO && wide(value.trim(), small) <= room;
+  element.classList.toggle("stacked", stacked);
+  element.classList.toggle("narrow", !beside && !stacked);
   element.classList.toggle("thin", pixels < LINE);
   element.classList.toggle("bare", pixels < SMALL);
-  element.classList.toggle("small", pixels < LABEL);
-  element.classList.toggle("low", pixels < TWO);
+  element.classList.toggle("small", small);
+  element.classList.toggle("low", pixels < TWO || wide(element.lastChild.textContent, small) > room);
 }
 
 function place() {
@@ -138,7 +157,7 @@ function place() {
     style.height = (100 * (bottom - top)) / (to - from) + "%";
     style.left = (100 * (cell.depth - first)) / levels + "%";
     style.width = 100 / levels + "%";
-    fit(cell.element, (height * (bottom - top)) / (to - from));
+    fit(cell.element, (height * (bottom - top)) / (to - from), tree.clientWidth / levels);
   }
   drawWhole(largest);
   drawLegend(largest);
@@ -168,11 +187,11 @@ function drawWhole(largest) {
   ];
   for (const [name, part, top, tall] of parts) {
     const element = make("div", undefined, "cell");
-    const first = make("span");
+    const first = make("span", undefined, "first");
     first.append(make("b", name), make("span", "  " + short(part)));
     element.append(first, make("span", name === "GGN" ? "Gauss–Newton part" : "all modules", "second"));
     Object.assign(element.style, { top: top + "%", height: tall + "%", left: 0, width: "100%" });
-    fit(element, (whole.clientHeight * tall) / 100);
+    fit(element, (whole.clientHeight * tall) / 100, whole.clientWidth);
     paint(element, part, largest);
     element.tabIndex = 0;
     element.setAttribute("role", "img");

@@ -92,7 +92,13 @@ def _numbers(portion: Portion) -> dict[str, tuple[float | None, str, str]]:
 
 def _number(estimate: Estimate, name: str) -> tuple[float | None, str, str]:
     value = float(estimate)
-    return value if math.isfinite(value) else None, *estimate.short(_factor(name), DIGITS[name])
+    return value if math.isfinite(value) else None, *_short(estimate, _factor(name), DIGITS[name])
+
+
+def _short(estimate: Estimate, factor: float = 1.0, digits: int = 4) -> tuple[str, str]:
+    """Value and error, with the sign that the legend has."""
+    value, error = estimate.short(factor, digits)
+    return value.replace("-", "−"), error.replace("-", "−")
 
 
 def _factor(name: str) -> float:
@@ -106,7 +112,7 @@ def _page(profile: Profile, data: dict[str, Any]) -> str:
     if profile.note:
         note = f'<p class="note">note: {_text(profile.note)}</p>'
     sign, mark = ("good", "✓") if profile.adds_up else ("bad", "✗")
-    traces = [" ± ".join(filter(None, p.trace.short())) for p in (profile.hessian, profile.ggn, profile[""].total)]
+    traces = [" ± ".join(filter(None, _short(p.trace))) for p in (profile.hessian, profile.ggn, profile[""].total)]
     split = (
         f"traces {traces[0]} = {traces[1]} + ({traces[2]})" if math.isfinite(profile.mismatch) else "traces not known"
     )
@@ -191,7 +197,7 @@ def _said(portion: Portion | None, name: str) -> str:
     estimate = getattr(portion, name, None)
     if estimate is None:
         return ""
-    value, error = estimate.short(_factor(name), DIGITS[name])
+    value, error = _short(estimate, _factor(name), DIGITS[name])
     unit = QUANTITIES[name][1] if not math.isnan(float(estimate)) else ""
     return _text(f"{value} ± {error}{unit}" if error else f"{value}{unit}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,8 +20,10 @@ class ActivationHessian(Operator):
     """∂²ℓ/∂z² for the activations z that one call of a module gives, of all samples and tokens."""
 
     def __init__(self, traces: Traces, path: str, call: int, of: Of) -> None:
-        shapes = {f"{path}[{i}]": _shape(trace.results[path][call]) for i, trace in enumerate(traces)}
-        layout, problem = Layout(shapes), traces.problem
+        shapes, said = [_shape(trace.results[path][call]) for trace in traces], path or "the model"
+        # one batch is the whole; of many, each is a block
+        names = [said] if len(shapes) == 1 else [f"{said}[{i}]" for i in range(len(shapes))]
+        layout, problem = Layout(dict(zip(names, shapes, strict=True))), traces.problem
         super().__init__(
             layout,
             layout,
@@ -29,10 +31,25 @@ class ActivationHessian(Operator):
             device=problem.device,
             symmetric=True,
             psd=of == "ggn" and problem.loss_function.convex,
-            name=f"{of} by the activations of {path}",
+            name=f"{of} by the activations of {said}",
         )
         self.problem, self.path, self.call, self.of = problem, path, call, of
         self._traces = traces
+
+    def __getitem__(self, key: Any) -> Operator:
+        """``A[path]`` is A itself; with many batches ``A["h.0[1]"]`` is that of the second."""
+        known = {self.path: list(self.rows.shapes), **{name: [name] for name in self.rows.shapes}}
+
+        def meant(names: Any) -> list[str]:
+            for name in (given := [names] if isinstance(names, str) else list(names)):
+                if name not in known:
+                    raise CurvlensError(f"{self!r} has no block {name!r}. Its blocks: {listing(self.rows.shapes)}.")
+            return [block for name in given for block in known[name]]
+
+        return super().__getitem__(tuple(map(meant, key if isinstance(key, tuple) else (key, key))))
+
+    def _block(self, rows: Layout, columns: Layout) -> Operator:
+        return self if rows == columns == self.rows else _Block(self, rows, columns)
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         out, count = torch.empty_like(vectors), 0.0
@@ -47,6 +64,23 @@ class ActivationHessian(Operator):
         return out / self.problem.checked_count(count)
 
 
+class _Block(Operator):
+    """Some batches of all."""
+
+    def __init__(self, whole: ActivationHessian, rows: Layout, columns: Layout) -> None:
+        same = rows == columns
+        options: dict[str, Any] = {"symmetric": same, "psd": same and whole.psd, "name": whole.name}
+        super().__init__(rows, columns, dtype=whole.dtype, device=whole.device, **options)
+        self._whole = whole
+
+    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        whole = self._whole
+        return whole.rows.extract(self.rows, whole._apply(whole.rows.embed(self.columns, vectors), progress))
+
+    def _transposed(self) -> Operator:
+        return _Block(self._whole, self.columns, self.rows)
+
+
 def _shape(leaf: Tensor | None) -> tuple[int, ...]:
     assert leaf is not None  # checked before
     return tuple(leaf.shape)
@@ -57,7 +91,8 @@ def activation_hessian(
 ) -> ActivationHessian:
     """The Hessian, its Gauss–Newton or its functional part, with respect to the output of the module at ``path``.
 
-    ``call`` says which, for a module that is called more than once; -1 is the last.
+    ``call`` says which, for a module that is called more than once; -1 is the last. The order is that of the output,
+    flattened; with many batches, one after the other.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)).double()
     >>> problem = Problem(model, (torch.ones(1, 2).double(), torch.zeros(1, 1)), MSE())
@@ -73,13 +108,20 @@ def activation_hessian(
         raise CurvlensError(f"call={call!r}; expected a whole number, counted from 0, or -1 for the last.")
     for trace in traces:
         calls = trace.results.get(path, [])
+        if not calls and path in trace.kinds and path not in dict(problem.model.named_modules(remove_duplicate=False)):
+            around = path.rpartition(".")[0]
+            raise CurvlensError(
+                f"{path!r} is a step of attention, and what it gives is inside the module {around!r}: take that one. "
+                f"The functional part of the step is module_part(problem, {path!r})."
+            )
         if all(leaf is None for leaf in calls):
             known = [p for p, given in trace.results.items() if any(leaf is not None for leaf in given)]
             raise CurvlensError(
                 f"No module {path!r} gives activations that depend on parameters. {nearest(path, known)}"
             )
         if not -len(calls) <= call < len(calls):
-            raise CurvlensError(f"call={call}; {path!r} is called {len(calls)} times, counted from 0.")
+            times = "once" if len(calls) == 1 else f"{len(calls)} times"
+            raise CurvlensError(f"call={call}; {path!r} is called {times}, counted from 0.")
         if calls[call] is None:
             raise CurvlensError(f"What call {call} of {path!r} gives depends on no parameter.")
     traces.check()

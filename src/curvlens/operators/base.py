@@ -161,7 +161,10 @@ class Operator:
         return float(v.double() @ self._apply(v[:, None], None)[:, 0].double())
 
     def dense(self, progress: Progress | None = None) -> Tensor:
-        """The matrix itself, column by column: for small operators."""
+        """The matrix itself, column by column: for small operators.
+
+        ``progress(done, total)`` is called as the work goes on; the total is None where it is not known.
+        """
         needed = self.shape[0] * self.shape[1] * (self.dtype.itemsize + 8)
         free = available_bytes(self.device)
         if needed > free:

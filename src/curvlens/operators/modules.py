@@ -190,6 +190,9 @@ def module_part(problem: Problem, path: str, *, own: bool = False, traces: Trace
 
     ``path`` is that of `nn.Module.named_modules`, or of a step of scaled dot-product attention: ``h.0.attn.softmax``.
 
+    ``dense(progress=…)`` takes a pass a column, half a minute at 2,000 parameters. For models that `assembly.read`
+    knows, ``assembly.read(model).hessian(…).parts[path]`` is the same in closed form, and faster.
+
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)).double()
     >>> problem = Problem(model, (torch.ones(1, 2).double(), torch.zeros(1, 1)), MSE())
     >>> module_part(problem, "1").shape

@@ -17,7 +17,7 @@ from curvlens.operators import Operator, hessian
 from curvlens.operators.engine import engine_of
 from curvlens.operators.modules import ModulePart, Traces
 from curvlens.problem import Problem
-from curvlens.profiling.statistics import Forms, bounded, mean, portion, root
+from curvlens.profiling.statistics import Forms, bounded, portion, root_mean
 from curvlens.results import Portion, Profile, Row
 from curvlens.results.profile import above
 
@@ -160,7 +160,7 @@ class _Terms:
             rows[path] = Row(path, kinds[path], portion(mine, squares), portion(total, squares))
         everything = portion(sum(own.values(), ggn), squares)
         return Profile(
-            hessian=replace(everything, frobenius=root(mean(squares))),
+            hessian=replace(everything, frobenius=root_mean(squares)),
             ggn=portion(ggn, squares),
             rows=rows,
             mismatch=self.mismatch,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from curvlens.results import Estimate, Portion
+
+LEFT = 1e-4
+"""What has to be left of a square without one probe for its logarithm to mean something."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +56,33 @@ def bounded(value: Tensor, error: Tensor, products: int) -> Estimate:
     return Estimate(value, error, products, dof=1e9)
 
 
-def root(square: Estimate) -> Estimate:
-    """The root of a mean; the error to first order."""
-    value = math.sqrt(max(float(square.value), 0.0))
-    return _estimate(value, float(square.stderr) / (2 * value) if value else 0.0, square.samples)
+def root_mean(squares: Tensor) -> Estimate:
+    """The root of the mean of independent numbers, ‖Hz‖²: the norm of H."""
+    return _root(squares.mean(), (squares.sum() - squares) / (len(squares) - 1))
 
 
 def _norm(pairs: Tensor) -> Estimate:
-    """‖M‖_F, the root of the mean of (zᵢᵀ M zⱼ)² over pairs of different probes; the error by the jackknife."""
-    count = len(pairs)
-    squares = pairs.square()
+    """‖M‖_F, the root of the mean of (zᵢᵀ M zⱼ)² over pairs of different probes."""
+    squares, count = pairs.square(), len(pairs)
     met = ~squares.isnan() & ~torch.eye(count, dtype=torch.bool)
     squares = squares.where(met, 0.0)
     total, number = squares.sum(), met.sum()
     without = (total - 2 * squares.sum(1)) / (number - 2 * met.sum(1)).clamp(min=1)
-    roots = without.clamp(min=0).sqrt()
-    spread = math.sqrt((count - 1) / count * float((roots - roots.mean()).square().sum()))
-    return _estimate(math.sqrt(float(total / number)), spread, count)
+    return _root(total / number, without)
+
+
+def _root(square: Tensor, without: Tensor) -> Estimate:
+    """The root of an estimated square, with its error by the jackknife: what it is without each probe in turn.
+
+    The square is skewed, and where it is too small its spread is, too. Its logarithm is less so: the error is that of
+    the logarithm, times the root, and the interval is the logarithm's. Where next to nothing is left without one probe,
+    the error is that of the root.
+    """
+    count, value = len(without), math.sqrt(max(float(square), 0.0))
+    some = bool((without > LEFT * square).all())
+    varied = without.log() / 2 if some else without.clamp(min=0).sqrt()
+    spread = math.sqrt((count - 1) / count * float((varied - varied.mean()).square().sum()))
+    return replace(_estimate(value, value * spread if some else spread, count), positive=value > 0)
 
 
 def _ratio(above: Tensor, below: Tensor) -> Estimate:

@@ -4,12 +4,14 @@ from curvlens.results.base import Result, claim, load
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import ByBlock, Estimate
-from curvlens.results.profile import DIGITS, Portion, Profile, Row
+from curvlens.results.profile import COLUMNS, DIGITS, OWN, Portion, Profile, Row, aligned
 from curvlens.results.propagation import Amount, Level, Propagation
 from curvlens.results.solution import Solution
 
 __all__ = [
+    "COLUMNS",
     "DIGITS",
+    "OWN",
     "Amount",
     "ByBlock",
     "Density",
@@ -22,6 +24,7 @@ __all__ = [
     "Result",
     "Row",
     "Solution",
+    "aligned",
     "claim",
     "load",
 ]

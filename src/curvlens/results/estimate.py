@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import scipy.stats
-import torch
 from torch import Tensor
 
 from curvlens.blocks import Block, By
@@ -34,6 +33,8 @@ class Estimate(Result):
     note: str = ""
     """What a reader has to know: interrupted, accuracy not reached."""
     provenance: Provenance = field(default_factory=dict)
+    positive: bool = False
+    """Whether it is a norm, of which the logarithm, not the number itself, is spread evenly around its mean."""
 
     def __post_init__(self) -> None:
         require_tensors(self, "value", "stderr")
@@ -43,17 +44,29 @@ class Estimate(Result):
         """Whether nothing was sampled."""
         return math.isinf(self.dof)
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The confidence interval by Student's t."""
-        half = self.half_width(level)
-        return self.value - half, self.value + half
+    def interval(self, level: float = 0.95) -> tuple[float, float] | tuple[Tensor, Tensor]:
+        """The confidence interval by Student's t: two numbers, or two tensors; of a norm, on the logarithm.
+
+        >>> Estimate(torch.tensor(2.0), torch.tensor(0.0), 3).interval()
+        (2.0, 2.0)
+        """
+        low, high = self._ends(level)
+        return (low, high) if self.value.ndim else (float(low), float(high))
 
     def half_width(self, level: float = 0.95) -> Tensor:
         """Half the length of the interval."""
+        low, high = self._ends(level)
+        return (high - low) / 2
+
+    def _ends(self, level: float) -> tuple[Tensor, Tensor]:
         check_level(level)
         if self.exact:
-            return torch.zeros_like(self.stderr)
-        return self.stderr * float(scipy.stats.t.ppf((1 + level) / 2, self.dof))
+            return self.value, self.value
+        half = self.stderr * float(scipy.stats.t.ppf((1 + level) / 2, self.dof))
+        if not self.positive:
+            return self.value - half, self.value + half
+        factor = (half / self.value).exp()
+        return self.value / factor, self.value * factor
 
     def __float__(self) -> float:
         if self.value.ndim:
@@ -65,6 +78,8 @@ class Estimate(Result):
         if self.value.ndim:
             worst = float(self.stderr.max()) if self.stderr.numel() else 0.0
             return f"{tuple(self.value.shape)} numbers, standard errors up to {worst:.2g}"
+        if math.isnan(float(self.value)):
+            return "not known"
         if self.exact:
             return f"{float(self.value):.6g} (exact)"
         if math.isinf(float(self.stderr)):
@@ -82,9 +97,9 @@ class Estimate(Result):
         if math.isnan(value):
             return "not known", ""
         if not error > 0.5 * 10.0 ** (1 - digits) * abs(value) or not math.isfinite(error):
-            return f"{value:#.{digits}g}".rstrip(".") if value else "0", ""
+            return _plain(value, digits), ""
         said, _, spread = with_error(value, error).partition(" ± ")
-        return said if float(said) else said.lstrip("-"), spread
+        return said, spread
 
     def __format__(self, spec: str) -> str:
         return format(float(self), spec) if spec else str(self)
@@ -99,22 +114,41 @@ class Estimate(Result):
         return f"<code>{html.escape(repr(self))}</code>"
 
 
-def with_error(value: float, error: float) -> str:
-    """``12.34 ± 0.05``: as many digits as the error, with two of its own, leaves.
+SMALL = -3
+"""The power of ten below which numbers are written with one."""
 
-    >>> with_error(22.5139, 0.5), with_error(2.05e-7, 2e-8), with_error(259.450483, 7e-13), with_error(3e-6, 7e-5)
-    ('22.51 ± 0.50', '2.05e-07 ± 0.20e-07', '259.450483 ± 7e-13', '0.000003 ± 0.000070')
+
+def with_error(value: float, error: float) -> str:
+    """``12.34 ± 0.05``: as many digits as the error, with two of its own, leaves; of many, nine.
+
+    >>> with_error(22.5139, 0.5), with_error(2.05e-7, 2e-8), with_error(3e-6, 7e-5), with_error(-0.001, 0.2)
+    ('22.51 ± 0.50', '2.05e-07 ± 0.20e-07', '0.3e-05 ± 7.0e-05', '0.00 ± 0.20')
+    >>> with_error(259.450483, 7e-13), with_error(0.62640191441, 7.8e-10)
+    ('259.450483 ± 7e-13', '0.626401914 ± 8e-10')
     """
     if not (error > 0 and math.isfinite(error) and math.isfinite(value)):
         return f"{value:.6g} ± {error:.2g}"
     top = math.floor(math.log10(max(abs(value), error)))
     places = 1 - math.floor(math.log10(error))
-    if top + places > 11:
+    if top + places > 7:
         return f"{value:.9g} ± {error:.0e}"
-    if -7 < top < 6 and places < 9:
-        return f"{value:.{max(places, 0)}f} ± {error:.{max(places, 0)}f}"
+    if SMALL <= top < 6:
+        return f"{value:z.{max(places, 0)}f} ± {error:.{max(places, 0)}f}"
     unit, digits = 10.0**top, max(places + top, 0)
-    return f"{value / unit:.{digits}f}e{top:+03d} ± {error / unit:.{digits}f}e{top:+03d}"
+    return f"{value / unit:z.{digits}f}e{top:+03d} ± {error / unit:.{digits}f}e{top:+03d}"
+
+
+def _plain(value: float, digits: int) -> str:
+    """A number in so many digits.
+
+    >>> _plain(0.5, 3), _plain(0.00021, 3), _plain(1234.5, 4), _plain(0.0, 3)
+    ('0.500', '2.10e-04', '1234', '0')
+    """
+    if not value:
+        return "0"
+    if abs(value) < 10.0**SMALL:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:#.{digits}g}".rstrip(".")
 
 
 def check_level(level: float) -> None:

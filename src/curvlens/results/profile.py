@@ -5,15 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from curvlens.errors import CurvlensError, nearest
+from curvlens.errors import CurvlensError, nearest, printable
 from curvlens.results.base import Provenance, Result
 from curvlens.results.estimate import Estimate
 
 DIGITS = {"trace": 4, "share": 4, "frobenius": 4, "top": 3, "spectral": 4}
 """What is known of a term, with the digits in which a table shows it where the error is smaller."""
+COLUMNS = {
+    "trace": ("trace", 1.0),
+    "share": ("share, %", 100.0),
+    "frobenius": ("Frobenius norm", 1.0),
+    "top": ("of λ_max", 1.0),
+    "spectral": ("‖·‖₂", 1.0),
+}
+"""How a table in plain text heads them, and in which unit."""
+OWN = "(own code)"
+"""The line of what a module does beside calling others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +41,20 @@ class Portion(Result):
     """uᵀ M u for the eigenvector u of the largest eigenvalue of H; these add up to the eigenvalue."""
     spectral: Estimate | None = None
     """‖M‖₂, if it was asked for."""
+
+    @property
+    def is_zero(self) -> bool:
+        """Linear: no probe saw anything."""
+        return self.trace.exact and float(self.frobenius) == 0.0
+
+    def flat(self) -> dict[str, float | None]:
+        """Each number and its error by name: ``trace``, ``trace_error``, …; None where it is not known."""
+        found: dict[str, float | None] = {}
+        for name in DIGITS:
+            estimate = getattr(self, name)
+            pair = (math.nan, math.nan) if estimate is None else (float(estimate), float(estimate.stderr))
+            found[name], found[f"{name}_error"] = (x if math.isfinite(x) else None for x in pair)
+        return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,6 +120,19 @@ class Profile(Result):
                 below[parent].append(row)
         return below
 
+    def table(self) -> list[dict[str, Any]]:
+        """A flat record for each row, Hessian and GGN first: path, kind, ``own_trace``, ``own_trace_error``, ….
+
+        ``pandas.DataFrame(profile.table())`` reads it; the path of the model is "". What is not known is None.
+        """
+        records: list[dict[str, Any]] = [
+            {"path": name, "kind": "", **_named("own", whole), **_named("total", whole)}
+            for name, whole in (("Hessian", self.hessian), ("GGN", self.ggn))
+        ]
+        return records + [
+            {"path": row.path, "kind": row.kind, **_named("own", row.own), **_named("total", row.total)} for row in self
+        ]
+
     @property
     def adds_up(self) -> bool:
         """Whether the terms are the Hessian to rounding; not if there are gaps."""
@@ -131,13 +169,45 @@ class Profile(Result):
         )
 
     def __str__(self) -> str:
-        """The tree as a table."""
-        named = [("Hessian", self.hessian), ("  GGN", self.ggn)]
-        named += [(f"{'  ' * (1 + self.depth(row.path))}{row.name or 'functional'}", row.total) for row in self]
-        width = max(len(name) for name, _ in named)
-        lines = [f"{name:<{width}}  {p.trace!s:>24}  {float(p.share):>8.1%}  {p.frobenius!s:>24}" for name, p in named]
-        head = f"{'':<{width}}  {'trace':>24}  {'share':>8}  {'Frobenius norm':>24}"
-        return "\n".join([head, *lines])
+        """The tree as a table, between what was looked at and what the check says."""
+        named = [("Hessian", self.hessian), ("  GGN", self.ggn), *self._lines("", 1, self.tree())]
+        columns = [["", *(printable(name) for name, _ in named)]]
+        columns[0] = [name.ljust(max(map(len, columns[0]))) for name in columns[0]]
+        for name, (heading, factor) in COLUMNS.items():
+            cells = [getattr(portion, name) for _, portion in named]
+            if any(cell is not None for cell in cells):
+                pairs = [("", "") if cell is None else cell.short(factor, DIGITS[name]) for cell in cells]
+                texts = aligned(pairs, len(heading))
+                columns.append([heading.rjust(len(texts[0])), *texts])
+        lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+        note = [f"note: {printable(self.note)}"] if self.note else []
+        return "\n".join([printable(self.headline), *lines, self.check, *note])
+
+    def _lines(self, path: str, level: int, below: dict[str, list[Row]]) -> Iterator[tuple[str, Portion]]:
+        row, lead = self.rows[path], "  " * level
+        yield lead + (row.name or "functional"), row.total
+        for child in below[path]:
+            yield from self._lines(child.path, level + 1, below)
+        if below[path] and not row.own.is_zero:
+            yield f"{lead}  {OWN}", row.own
+
+
+def _named(whose: str, portion: Portion) -> dict[str, float | None]:
+    return {f"{whose}_{name}": value for name, value in portion.flat().items()}
+
+
+def aligned(pairs: list[tuple[str, str]], least: int = 0) -> list[str]:
+    """Values below each other, and their errors; all of one length, ``least`` or more.
+
+    >>> aligned([("1.5", "0.2"), ("23", "")])
+    ['1.5 ± 0.2', ' 23      ']
+    """
+    errors = max((len(error) for _, error in pairs), default=0)
+    wide = max([least - (3 + errors if errors else 0), *(len(value) for value, _ in pairs)])
+    return [
+        value.rjust(wide) + (f" ± {error:<{errors}}" if error else " " * (3 + errors) if errors else "")
+        for value, error in pairs
+    ]
 
 
 def sum_tolerance(dtype: torch.dtype) -> float:
