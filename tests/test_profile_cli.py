@@ -327,6 +327,7 @@ def test_gaps(script: Path, tmp_path: Path) -> None:
         (("{script}:make", "--text", "x"), 1, "--text is for Hugging Face models"),
         (("{script}:make", "--tokens", "8"), 1, "--tokens is for Hugging Face models"),
         (("{script}:make", "--sequences", "8"), 1, "--sequences is for Hugging Face models"),
+        (("{script}:make", "--out", "{folder}/a", "--html", "{folder}/a.json"), 1, "--out and --html both name"),
         (("{script}:make", "--sort", "size"), 2, "'frobenius'"),
         (("{script}:make", "--samples", "3"), 2, "--samples"),
     ],

@@ -62,6 +62,11 @@ class Files:
             if file is not None:
                 _claim(option, file, ours)
                 _require_room(file)
+        named = [("--out", None if self.out is None else claim(self.out)), ("--html", self.html), ("--csv", self.csv)]
+        seen: dict[Path, str] = {}
+        for option, file in named:
+            if file is not None and (other := seen.setdefault(file.resolve(), option)) != option:
+                raise CurvlensError(f"{other} and {option} both name {str(file)!r}. Give each a file of its own.")
 
     def write(self, found: Profile) -> Iterator[Path]:
         """Write them, one after the other."""

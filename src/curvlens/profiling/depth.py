@@ -75,7 +75,9 @@ def propagation(
         given: dict[str, Amount] = {}
         if name in paths:
             parts: tuple[Of, ...] = ("hessian", "ggn", "functional")
-            given = {of: measured(activation_hessian(problem, paths[name], of=of, traces=traces)) for of in parts}
+            given = {  # by what leaves it at last, if it runs more than once
+                of: measured(activation_hessian(problem, paths[name], of=of, call=-1, traces=traces)) for of in parts
+            }
         levels[name] = Level(name, own, given)
     provenance = Products(wholes["hessian"], symmetric=True).provenance(seed=seed, tol=tol)
     return Propagation(levels, by, samples, provenance=provenance)
