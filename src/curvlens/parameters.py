@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from curvlens.blocks import Blocks, Family, map_blocks
-from curvlens.errors import CurvlensError, listing
+from curvlens.errors import CurvlensError, a_kind, listing
 
 
 def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn.Parameter]:
@@ -62,7 +62,7 @@ def named(model: nn.Module, chosen: Iterable[str], own: Mapping[str, str | Itera
         return blocks
     if not isinstance(own, Mapping):
         raise CurvlensError(
-            f"blocks= is a {type(own).__name__}, expected a dict of patterns by name, or a curvlens.blocks.Family."
+            f"blocks= is {a_kind(own)}, expected a dict of patterns by name, or a curvlens.blocks.Family."
         )
     return blocks.grouped(own)
 
