@@ -185,7 +185,7 @@ CALLS = {
     "entropy(X, U, labels, over='tokens')": "over='tokens'; there are 'sample' and 'all'",
     "losses.unembedded_cross_entropy_root(X, U.T, labels)": "give its weight.T",
     "linear_mlp.hessian(X, V.T, Y)": "weights is a tensor of shape (2, 4), expected a list of matrices",
-    "linear_mlp.hessian(X, 3, Y)": "weights is int, expected a list",
+    "linear_mlp.hessian(X, 3, Y)": "weights is an int, expected a list",
     "softmax.softmax(X, torch.ones(5, 4))": "softmax(scores + mask)",
     "vec.kron(X, torch.ones(2, 2, 2))": "got shapes [(5, 4), (2, 2, 2)]",
     "vec.kron()": "one matrix or more",

@@ -15,7 +15,7 @@ from curvlens.calculus.inputs import alike
 from curvlens.calculus.moments import z1, z2
 from curvlens.calculus.softmax import jacobian, second_derivative
 from curvlens.calculus.vec import commutation, identity, kron, residual, shuffle, vec
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 Tokens = Float[Tensor, "l d"]
 Query = Float[Tensor, "d k"]
@@ -35,7 +35,7 @@ def _check(X: Tensor, WV: Tensor | None = None, Y: Tensor | None = None, **score
     named = {"X": X, **score, "WV": WV, "Y": Y}
     for name, given in named.items():
         if isinstance(given, (tuple, list)):
-            raise CurvlensError(f"{name} is a {type(given).__name__}, expected one matrix: multiply a pair, down @ up.")
+            raise CurvlensError(f"{name} is {a_kind(given)}, expected one matrix: multiply a pair, down @ up.")
     tensors = {name: given for name, given in named.items() if given is not None}
     alike(tensors)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
