@@ -86,7 +86,8 @@ def attention_norm(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, y: Tensor) -> 
 
 def of_norm(draw: Draw, data: bool) -> bounds.Bound:
     w = dict(draw.variables)
-    return bounds.norm(w["X"], w.get("scale"), w.get("shift"), **draw.options, **draw.behind, data=data)
+    words = " ".join(w)
+    return bounds.norm(w["X"], w.get("scale"), w.get("shift"), **draw.options, **draw.behind, wrt=words, data=data)
 
 
 def of_feedforward(draw: Draw, data: bool) -> bounds.Bound:
@@ -240,6 +241,15 @@ def test_bad_questions() -> None:
         bounds.attention(x, wq, wk, wv, y).block("Q", "O")
 
 
+def test_a_norm_is_differentiated_by_the_same_in_bound_and_closed_form() -> None:
+    x, one = Dice(0)(4, 3), torch.ones(3, dtype=torch.float64)
+    every: list[dict[str, Any]] = [{}, {"scale": one}, {"shift": one}, {"scale": one, "shift": one}]
+    for given in every:
+        H, bound = norms.hessian(x, target=x, **given), bounds.norm(x, target=x, **given)
+        assert H.total.names == bound.names == (tuple(given) or ("X",))
+        assert 0 < bound.tightness(H) <= 1
+
+
 # The true norm beside the bound
 
 
@@ -294,7 +304,12 @@ def test_a_block_of_the_assembly_is_within_its_bounds(options: dict[str, Any]) -
     truth = Case(**given, samples=1, seed=7)
     attention_biases = [f"{name}_bias" for name in "qkvo"]
     weights = {name: w for name, w in truth.weights.items() if name not in (*attention_biases, left_out)}
-    same = {"heads": truth.heads, "norm": truth.norm, "norm_kind": truth.norm_kind, "activation": truth.activation}
+    same: dict[str, Any] = {
+        "heads": truth.heads,
+        "norm": truth.norm,
+        "norm_kind": truth.norm_kind,
+        "activation": truth.activation,
+    }
     same |= {"mask": truth.mask, "eps": 1e-2}
     X, Y = truth.X[0], truth.target[0]
     H = assembly.block(weights, **same).hessian(X, target=Y)
@@ -311,8 +326,8 @@ def test_a_block_of_the_assembly_is_within_its_bounds(options: dict[str, Any]) -
 def test_heads_side_by_side_are_heads_with_an_axis() -> None:
     x, w = Dice(1)(4, 6), {"up": Dice(2)(6, 5), "down": Dice(3)(5, 6)}
     plain = {name: Dice(4 + i)(6, 6) for i, name in enumerate("qkvo")}
-    axis = {name.upper(): plain[name].unflatten(1, (2, 3)).movedim(1, 0) for name in "qkv"}
-    axis["O"] = plain["o"].unflatten(0, (2, 3))
+    axis = {name.upper(): plain[name].view(6, 2, 3).movedim(1, 0) for name in "qkv"}
+    axis["O"] = plain["o"].view(2, 3, 6)
     one = bounds.block(x, plain | w, x, heads=2, data=True, wrt="q o up")
     other = bounds.block(x, axis | w, x, data=True, wrt="Q O up")
     assert one.names == ("q", "o", "up")

@@ -124,11 +124,12 @@ def _stacked(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
                 f"{name!r} has shape {tuple(weight.shape)}, expected a matrix of which {heads} heads share the "
                 f"{'rows' if name == 'o' else 'columns'}."
             )
-        each = weight.unflatten(axis, (heads, -1))
-        found[name.upper()] = each if name == "o" else each.movedim(1, 0)
+        rows, columns = weight.shape
+        apart = weight.reshape(heads, -1, columns) if name == "o" else weight.reshape(rows, heads, -1).movedim(1, 0)
+        found[name.upper()] = apart
     if "O" not in found:  # heads stand side by side
         v = weights["v"]
-        found["O"] = torch.eye(v.shape[1], dtype=v.dtype, device=v.device).unflatten(0, (heads, -1))
+        found["O"] = torch.eye(v.shape[1], dtype=v.dtype, device=v.device).view(heads, -1, v.shape[1])
     return found
 
 
