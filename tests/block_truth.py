@@ -227,5 +227,11 @@ def a_block(seed: int) -> Draw:
         u = x + attention(x)
         return u + think(u)
 
-    options = {"norm": norm, "kind": kind, "eps": eps, "activation": activation, "mask": "causal" if causal else None}
+    options = {
+        "norm": norm,
+        "norm_kind": kind,
+        "eps": eps,
+        "activation": activation,
+        "mask": "causal" if causal else None,
+    }
     return Draw({**w, "X": x}, options, output, **dice.behind(length, d)).solve()

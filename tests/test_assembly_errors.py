@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ def changed(**weights: Any) -> dict[str, Any]:
 
 
 WEIGHTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "upper case": (changed(Q=torch.eye(4, dtype=D)), {}, r"no weight 'Q'\. Did you mean 'q'"),
     "unknown": (changed(query=torch.eye(4, dtype=D)), {}, r"no weight 'query'"),
     "missing": (changed(k=None, k_bias=None), {}, r"'k' is missing"),
     "half a feed-forward": (changed(down=None, down_bias=None), {}, r"'down' is missing"),
@@ -68,7 +70,7 @@ def test_stacks() -> None:
     for given, message in (
         ({"embedding": [table]}, "embedding is a list"),
         ({"embedding": (table, table, table)}, "embedding has 3 tables"),
-        ({"unembedding": 5}, "unembedding is a int"),
+        ({"unembedding": 5}, "unembedding is an int"),
         ({"final_norm": table}, "final_norm is a Tensor"),
     ):
         with pytest.raises(CurvlensError, match=message):
@@ -106,7 +108,7 @@ LOSSES: dict[str, tuple[dict[str, Any], str]] = {
     "no curvature": ({"grad": CASE.target}, "needs curvature="),
     "pair": ({"grad": CASE.target, "curvature": (1.0, 1.0)}, "curvature is a pair"),
     "wrt": ({"target": CASE.target, "wrt": ["q", "W"]}, "wrt names 'W'"),
-    "wrt as a number": ({"target": CASE.target, "wrt": 5}, "wrt is a int"),
+    "wrt as a number": ({"target": CASE.target, "wrt": 5}, "wrt is an int"),
     "empty": ({"target": CASE.target, "wrt": []}, "wrt is empty"),
 }
 
@@ -130,6 +132,27 @@ def test_parts_and_products() -> None:
     assert len(H.parts) == len(list(H.parts)) == len(H.part_names)
     assert H.parts["attn.mix"] is H.parts["attn.mix"]
     assert "12 parts" in repr(H)
+
+
+def test_a_network_has_the_faces_of_the_other_closed_forms() -> None:
+    H = CASE.hessian()
+    assert H.norm() == H.total.norm()
+    assert H.norm(("q", "k"), "ggn") == H.ggn.norm(("q", "k"))
+    assert H.norm("q", "attn.softmax") == H.parts["attn.softmax"].norm("q")
+    assert H.trace(part="functional") == H.functional.trace()
+    assert torch.equal(H.diagonal("up"), H.total.diagonal("up"))
+    assert repr(H.parts) == f"Parts({', '.join(H.part_names)})"
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: H["q"], r"H\.total\['q'\], H\.ggn\['q'\] or H\.functional\['q'\]"),
+        (lambda: H["q", "k"], r"H\.total\['q', 'k'\]"),
+        (lambda: H.norm("q", "outer"), "no part 'outer'.*'ggn'"),
+        (lambda: H.norm("q", "k"), "no part 'k'. It is a parameter: a block is one argument"),
+        (lambda: H.total.norm("q", "k"), r"norm takes one block.*norm\(\('q', 'k'\)\)"),
+        (lambda: H.total.norm("qk"), r"no block 'qk'. Two names are a pair: \('q', 'k'\)"),
+    ]
+    for call, message in calls:
+        with pytest.raises(CurvlensError, match=message):
+            call()
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

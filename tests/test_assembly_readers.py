@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import curvlens as cl
 from cases import randomise
 from curvlens import CurvlensError, assembly
+from curvlens.operators.modules import Traces
 from small import gpt, relative, tokens_and_labels
 
 GPTS: dict[str, dict[str, Any]] = {
@@ -90,6 +91,7 @@ def test_gpt2(options: dict[str, Any]) -> None:
     assert "transformer.h.0.ln_1" in H.parts
     assert "transformer.h.0.attn.c_attn" in H.parts
     assert "transformer.h.0.attn.softmax" in H.parts
+    assert "transformer.h.0.mlp.act" in H.parts
     assert "lm_head" in H.parts
 
 
@@ -154,6 +156,45 @@ def test_inputs_and_tables() -> None:
     assert whole.norm("embed.weight") == 0  # X was given: the table moves nothing
     with pytest.raises(CurvlensError, match="is made of"):
         network.hessian(tokens, labels=labels, wrt=["embed.weight", "X"])
+
+
+def test_a_gpt_takes_no_mask() -> None:
+    for model, name in ((gpt(), "GPT"), (gpt2(), "GPT2LMHeadModel"), (gpt2().transformer, "GPT2Model")):
+        for mask in ("causal", torch.ones(3, 3, dtype=torch.bool)):
+            with pytest.raises(CurvlensError, match=f"a {name} brings its own causal mask: leave mask= out"):
+                assembly.read(model, mask=mask)
+
+
+OWN = {"self_attn": ("self_attn.in_proj", "self_attn.out_proj"), "": ("activation",)}
+"""Rows of a profile that hold several parts of an encoder layer, or one under another name."""
+
+
+@pytest.mark.parametrize("activation", [F.gelu, nn.GELU()], ids=["function", "module"])
+def test_parts_have_the_names_of_the_profile(activation: Any) -> None:
+    """Every part is a row of the profile; what torch computes outside of a module is the own code of the one around."""
+    encoder = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True, activation=activation).double().eval()
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    tokens, _ = tokens_and_labels(2, length=4, seed=1)
+    model = gpt2().transformer
+    target = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    last = cl.losses.FromOutputs(lambda out, batch: (F.mse_loss(out, target, reduction="sum"), 32))
+    for module, data, loss, given, own in (
+        (encoder, (x, x.flip(0)), cl.losses.MSE(), {"target": x.flip(0)}, OWN),
+        (model, {"input_ids": tokens}, last, {"target": target}, {}),
+    ):
+        problem = cl.Problem(module, data, loss)
+        closed = assembly.read(module).hessian(x if module is encoder else tokens, **given)
+        z = torch.randn(problem.layout.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        (trace,) = Traces(problem)
+        table, _ = trace.forms([problem.layout.unflatten(z)], 1)
+        size, seen = abs(float(z @ closed.matvec(z))), set()
+        for path, forms in table.items():
+            hidden = [name for name in own.get(path, ()) if name not in table]
+            inner = [name for name in closed.parts if name in (path, *hidden)]
+            truth = sum(float(z @ closed.matvec(z, name)) for name in inner)
+            assert abs(float(forms) / trace.count - truth) < 1e-10 * size, path
+            seen |= set(inner)
+        assert seen == set(closed.parts)
 
 
 class Renamed(nn.TransformerEncoderLayer):

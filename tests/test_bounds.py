@@ -16,7 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from assembly_truth import Case
 from block_truth import Dice, Draw, a_block, a_feedforward, a_norm, an_attention
+from curvlens import assembly
 from curvlens.calculus import activations, attention, bounds, norms
 from curvlens.calculus.attention.layer import layer
 from curvlens.calculus.bounds import heads
@@ -49,8 +51,8 @@ def test_the_bounds_of_attention_hold(draws: range) -> None:
         norms = {
             part: torch.linalg.matrix_norm(getattr(H, part).dense(), 2) for part in ("outer", "functional", "total")
         }
-        for moments in (False, True):
-            bound = bounds.attention(x, wq, wk, wv, y, moments=moments)
+        for data in (False, True):
+            bound = bounds.attention(x, wq, wk, wv, y, data=data)
             room = 1 + 1e-10
             assert norms["total"] <= bound.total * room
             for part in ("outer", "functional"):
@@ -58,8 +60,8 @@ def test_the_bounds_of_attention_hold(draws: range) -> None:
             for i, a in enumerate("QKV"):
                 for b in "QKV"[i:]:
                     block = torch.linalg.matrix_norm(H.total[a, b], 2)
-                    assert block <= bound.block(a, b) * room + 1e-300, (seed, a, b, moments)
-            tightest[moments] = max(tightest[moments], bound.tightness(float(norms["total"])))
+                    assert block <= bound.block(a, b) * room + 1e-300, (seed, a, b, data)
+            tightest[data] = max(tightest[data], bound.tightness(spectral_norm=float(norms["total"])))
     assert tightest[True] > 0.9
     assert tightest[False] > 0.3
 
@@ -68,7 +70,7 @@ def test_the_moments_make_it_tighter() -> None:
     shares = []
     for seed in range(100):
         x, wq, wk, wv, y = case(seed)
-        prior, moments = (bounds.attention(x, wq, wk, wv, y, moments=m).total for m in (False, True))
+        prior, moments = (bounds.attention(x, wq, wk, wv, y, data=m).total for m in (False, True))
         assert moments <= prior * (1 + 1e-10)
         shares.append(float(attention_norm(x, wq, wk, wv, y)) / moments)
     assert 0.2 < float(torch.tensor(shares).median()) <= 1
@@ -84,7 +86,8 @@ def attention_norm(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, y: Tensor) -> 
 
 def of_norm(draw: Draw, data: bool) -> bounds.Bound:
     w = dict(draw.variables)
-    return bounds.norm(w["X"], w.get("scale"), w.get("shift"), **draw.options, **draw.behind, data=data)
+    words = " ".join(w)
+    return bounds.norm(w["X"], w.get("scale"), w.get("shift"), **draw.options, **draw.behind, wrt=words, data=data)
 
 
 def of_feedforward(draw: Draw, data: bool) -> bounds.Bound:
@@ -137,7 +140,7 @@ def measured(name: str, draws: range) -> dict[str, list[tuple[float, float]]]:
             row, norm = f"block, {draw.options['norm']}", draw.of_weights
             prior, data = (weights_of(bound) for bound in (prior, data))
         if norm > 0:
-            found.setdefault(row, []).append((prior.tightness(norm), data.tightness(norm)))
+            found.setdefault(row, []).append((prior.tightness(spectral_norm=norm), data.tightness(spectral_norm=norm)))
     return found
 
 
@@ -238,11 +241,115 @@ def test_bad_questions() -> None:
         bounds.attention(x, wq, wk, wv, y).block("Q", "O")
 
 
+def test_a_norm_is_differentiated_by_the_same_in_bound_and_closed_form() -> None:
+    x, one = Dice(0)(4, 3), torch.ones(3, dtype=torch.float64)
+    every: list[dict[str, Any]] = [{}, {"scale": one}, {"shift": one}, {"scale": one, "shift": one}]
+    for given in every:
+        H, bound = norms.hessian(x, target=x, **given), bounds.norm(x, target=x, **given)
+        assert H.total.names == bound.names == (tuple(given) or ("X",))
+        assert 0 < bound.tightness(H) <= 1
+
+
+# The true norm beside the bound
+
+
+def test_tightness_takes_what_has_a_spectral_norm() -> None:
+    x, wq, wk, wv, y = case(3)
+    H, bound = attention.hessian(x, wq, wk, wv, y), bounds.attention(x, wq, wk, wv, y, data=True)
+    norm = float(torch.linalg.matrix_norm(H.total.dense(), 2))
+    for given in (H, H.total, H.total.dense(), H.total.dense().float()):
+        assert bound.tightness(given) == pytest.approx(norm / bound.total, rel=1e-5)
+    assert bound.tightness(spectral_norm=norm) == norm / bound.total <= 1
+    assert bounds.Bound(("Q",), torch.zeros(1, 1), torch.zeros(1, 1)).tightness(torch.zeros(2, 2)) == 1
+
+
+def test_what_has_no_spectral_norm_is_refused() -> None:
+    bound = bounds.Bound(("Q",), torch.ones(1, 1), torch.zeros(1, 1))
+    calls: list[tuple[Callable[[], float], str]] = [
+        (lambda: bound.tightness(0.5), r"given a float, expected a closed form.*tightness\(spectral_norm="),
+        (lambda: bound.tightness("H"), "given a str"),
+        (lambda: bound.tightness(torch.ones(3)), r"a tensor of shape \(3,\)"),
+        (lambda: bound.tightness(torch.full((2, 2), torch.nan)), "finite symmetric matrix"),
+        (lambda: bound.tightness(), "one of the two"),
+        (lambda: bound.tightness(torch.eye(1), spectral_norm=0.5), "one of the two"),
+        (lambda: bound.tightness(spectral_norm=-1.0), "not negative"),
+        (lambda: bound.tightness(spectral_norm=math.nan), "finite"),
+        (lambda: bound.tightness(spectral_norm=1.1), "1.1 and larger than the bound, 1.*Frobenius norm"),
+        (lambda: bound.tightness(2 * torch.eye(1)), "larger than the bound"),
+    ]
+    for call, message in calls:
+        with pytest.raises(CurvlensError, match=message):
+            call()
+
+
+def test_a_bound_prints_its_total_and_its_blocks() -> None:
+    x, wq, wk, wv, y = case(0)
+    bound = bounds.attention(x, wq, wk, wv, y)
+    assert re.fullmatch(r"Bound\(total \S+; Q \S+, K \S+, V \S+\)", repr(bound))
+
+
+BLOCKS: list[dict[str, Any]] = [
+    {"heads": 2},
+    {"heads": 2, "norm": "post", "norm_kind": "rms", "activation": "swiglu", "mask": None},
+    {"heads": 1, "norm": "none", "activation": "relu"},
+    {"heads": 2, "norm": "none", "leave": "o"},
+]
+
+
+@pytest.mark.parametrize("options", BLOCKS)
+def test_a_block_of_the_assembly_is_within_its_bounds(options: dict[str, Any]) -> None:
+    """The same weights and options for both, and the same names in what they return."""
+    given = dict(options)
+    left_out = given.pop("leave", None)
+    truth = Case(**given, samples=1, seed=7)
+    attention_biases = [f"{name}_bias" for name in "qkvo"]
+    weights = {name: w for name, w in truth.weights.items() if name not in (*attention_biases, left_out)}
+    same: dict[str, Any] = {
+        "heads": truth.heads,
+        "norm": truth.norm,
+        "norm_kind": truth.norm_kind,
+        "activation": truth.activation,
+    }
+    same |= {"mask": truth.mask, "eps": 1e-2}
+    X, Y = truth.X[0], truth.target[0]
+    H = assembly.block(weights, **same).hessian(X, target=Y)
+    for data in (False, True):
+        bound = bounds.block(X, weights, Y, **same, data=data)
+        assert set(bound.names) == set(H.names)
+        assert 0 < bound.tightness(H) <= 1
+        for a in H.names:
+            for b in H.names:
+                block = float(torch.linalg.matrix_norm(H.total[a, b], 2))
+                assert block <= bound.block(a, b) * (1 + 1e-9) + 1e-13, (a, b, data)
+
+
+def test_heads_side_by_side_are_heads_with_an_axis() -> None:
+    x, w = Dice(1)(4, 6), {"up": Dice(2)(6, 5), "down": Dice(3)(5, 6)}
+    plain = {name: Dice(4 + i)(6, 6) for i, name in enumerate("qkvo")}
+    axis = {name.upper(): plain[name].view(6, 2, 3).movedim(1, 0) for name in "qkv"}
+    axis["O"] = plain["o"].view(2, 3, 6)
+    one = bounds.block(x, plain | w, x, heads=2, data=True, wrt="q o up")
+    other = bounds.block(x, axis | w, x, data=True, wrt="Q O up")
+    assert one.names == ("q", "o", "up")
+    torch.testing.assert_close(one.functional, other.functional)
+
+
+def lower(**change: Any) -> dict[str, Tensor]:
+    w = {name.lower() if len(name) == 1 else name: t for name, t in small().items()} | change
+    return {name: t for name, t in w.items() if t is not None}
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda x: bounds.block(x, small(W=x), x), "does not know 'W'; its weights are norm1.scale"),
         (lambda x: bounds.block(x, small(K=None), x), "needs K"),
+        (lambda x: bounds.block(x, lower(), x), "'q' is a weight as assembly.block takes it: give heads="),
+        (lambda x: bounds.block(x, small(), x, heads=1), "heads=1 and 'Q', which has an axis of heads"),
+        (lambda x: bounds.block(x, lower(k=None), x, heads=1), "with heads=1 needs k"),
+        (lambda x: bounds.block(x, lower(), x, heads=2), "'v' has shape .3, 3., expected a matrix of which 2 heads"),
+        (lambda x: bounds.block(x, lower(), x, heads=0), "heads=0; expected"),
+        (lambda x: bounds.block(x, lower(q_bias=x[0]), x, heads=1), "no bound with 'q_bias'"),
         (lambda x: bounds.block(x, small(**{"norm1.scale": x[0]}), x, norm="none"), "does not know 'norm1.scale'"),
         (
             lambda x: bounds.block(x, small(**{"norm1.scale": x[:, 0]}), x),
@@ -288,7 +395,7 @@ import torch
 from curvlens.calculus import bounds
 x, w = torch.ones(2, 3), torch.eye(3)
 weights = dict.fromkeys(("Q", "K", "V", "up", "down"), w)
-for change in ({"norm": "sandwich"}, {"kind": "batch"}):
+for change in ({"norm": "sandwich"}, {"norm_kind": "batch"}):
     try:
         bounds.block(x, weights, x, **change)
     except bounds.bound.CurvlensError as error:
@@ -297,5 +404,5 @@ for change in ({"norm": "sandwich"}, {"kind": "batch"}):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "norm='sandwich'; there are 'pre', 'post' and 'none'.",
-        "kind='batch'; there are 'layer' and 'rms'.",
+        "norm_kind='batch'; there are 'layer' and 'rms'.",
     ]

@@ -123,7 +123,7 @@ def test_any_label_can_be_ignored() -> None:
 
 SETUP = """
 import torch, curvlens as cl
-from curvlens.calculus import exponents, linear_mlp, losses, softmax, theorems, vec
+from curvlens.calculus import exponents, linear_mlp, losses, norms, softmax, theorems, vec
 from curvlens.calculus.exponents import fit, predicted, predicted_depth
 from curvlens.calculus.scalar_attention import spectrum
 x, w = torch.ones(4), torch.ones(3)
@@ -171,6 +171,29 @@ CALLS = {
     "theorems.remark_3_1(X, Q.T, Q.T)": "WQ has (3, 4)",
     "theorems.remark_4_1(X, Q, Q, V, X)": "Y has shape (5, 4)",
     "theorems.remark_d_1(X, Q, Q, V, X)": "Y has shape (5, 4)",
+    "theorems.theorem_1(X, Q.T, Q.T, V, Y)": "X has shape (5, 4), WQ has (3, 4), expected (4, …)",
+    "theorems.theorem_2(X[0])": "X has shape (4,), expected (tokens, features). One token is x[None].",
+    "theorems.theorem_2(X[None])": "X has shape (1, 5, 4), expected (tokens, features)",
+    "theorems.theorem_2(X, X[0, :3])": "scale has shape (3,), expected (4,)",
+    "theorems.theorem_3(X, X[:2])": "grad has shape (2, 4), expected (5, 4)",
+    "theorems.theorem_4(X, Q.T, Q)": "up has shape (3, 4), expected (4, 4) beside X",
+    "theorems.theorem_4(X, Q, Q)": "down has shape (4, 3), expected (3, 3) beside X",
+    "theorems.theorem_4(X, Q, torch.ones(3, 2))": "down has shape (3, 2), expected (3, 4): the residual adds X",
+    "theorems.theorem_4(X[0], Q, Q.T)": "X has shape (4,), expected (tokens, features)",
+    "norms.jacobian(X, torch.ones(3))": "scale has shape (3,), expected (4,), one number a feature of x",
+    "norms.forward(X, shift=torch.ones(1))": "shift has shape (1,), expected (4,)",
+    "norms.spectrum(torch.arange(4), X)": "x is torch.int64, expected a tensor of real floating-point numbers",
+    "norms.spectrum([1.0, 2.0], X)": "x is a list, expected a tensor",
+    "norms.spectrum(X, 1.0)": "grad is a float, expected a tensor",
+    "norms.contracted(X, X[0])": "grad has shape (4,), expected (5, 4), that of x",
+    "norms.trace(X, X.double())": "bring them to one dtype",
+    "norms.second_bound(X, X[:, :1])": "grad has shape (5, 1)",
+    "norms.second_derivative(X, X, X[0])": "v has shape (4,)",
+    "norms.jacobian_bound(X, 1.0)": "scale is a float",
+    "norms.hessian(X, target=X)['X']": "H.total['X'], H.outer['X'] or H.functional['X']",
+    "norms.hessian(X, X[0], target=X, wrt='scale X').norm('scale', 'X')": "A block is one argument",
+    "cl.calculus.attention.hessian(X, Q, Q, V, Y)['Q', 'K']": "H.total['Q', 'K'], H.outer['Q', 'K'] or",
+    "norms.normed(torch.tensor(1.0))": "x has shape (), expected (…, features)",
     "entropy(X, torch.ones(3, 2), labels)": "unembedding has shape (3, 2), expected (4, classes)",
     "entropy(X, U.T, labels)": "nn.Linear stores (classes, d): give its weight.T",
     "entropy(X, V, labels)": "There is a label 2, expected 0 to 1 or ignore_index=-100",
@@ -185,7 +208,7 @@ CALLS = {
     "entropy(X, U, labels, over='tokens')": "over='tokens'; there are 'sample' and 'all'",
     "losses.unembedded_cross_entropy_root(X, U.T, labels)": "give its weight.T",
     "linear_mlp.hessian(X, V.T, Y)": "weights is a tensor of shape (2, 4), expected a list of matrices",
-    "linear_mlp.hessian(X, 3, Y)": "weights is int, expected a list",
+    "linear_mlp.hessian(X, 3, Y)": "weights is an int, expected a list",
     "softmax.softmax(X, torch.ones(5, 4))": "softmax(scores + mask)",
     "vec.kron(X, torch.ones(2, 2, 2))": "got shapes [(5, 4), (2, 2, 2)]",
     "vec.kron()": "one matrix or more",

@@ -665,7 +665,7 @@ REFUSED: dict[str, tuple[Callable[[], Report], str]] = {
     "labels": (lambda: doctor(gpt(), (TOKENS, LABELS[:, :-1]), CE()), "do not fit"),
     "loss": (lambda: doctor(gpt(), DATA, nn.CrossEntropyLoss()), "reduction hides"),
     "no data": (lambda: doctor(gpt(), [], CE()), "holds no batch"),
-    "number as data": (lambda: doctor(gpt(), 3, CE()), "is a int"),
+    "number as data": (lambda: doctor(gpt(), 3, CE()), "is an int"),
     "params": (lambda: doctor(gpt(), DATA, CE(), params="nothing.*"), "nothing"),
     "micro_batch": (lambda: doctor(gpt(), DATA, CE(), micro_batch=0), "1 or more"),
     "forward": (lambda: doctor(nn.Linear(2, 2), torch.ones(3, 5), CE()), "RuntimeError|shape|labels"),
@@ -690,7 +690,7 @@ def test_a_check_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("act", "text"),
     [
-        (lambda: doctor(5), "given a int, expected a Problem"),  # type: ignore[arg-type]
+        (lambda: doctor(5), "given an int, expected a Problem"),  # type: ignore[arg-type]
         (lambda: doctor(gpt()), "without data and loss"),
         (lambda: doctor(gpt(), DATA), "without loss"),
         (lambda: doctor(problem(), DATA), "takes nothing else"),

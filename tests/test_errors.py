@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import curvlens as cl
+from curvlens.errors import a_kind, nearest
 from small import direction, gpt, problem, tokens_and_labels
 
 CE = cl.losses.CrossEntropy
@@ -185,7 +186,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: cl.hessian(problem())["h.0.attn.qq.weight"],
         "'h.0.attn.qq.weight' here.*Did you mean 'h.0.attn.q.weight'",
     ),
-    "block by number": (lambda: cl.hessian(problem())[0], "got a int"),
+    "block by number": (lambda: cl.hessian(problem())[0], "got an int"),
     "three names": (lambda: cl.hessian(problem())["a", "b", "c"], "3 names given"),
     "quadratic form of a matrix": (lambda: cl.hessian(problem()).quadratic(torch.ones(242, 2)), "vector of 242"),
     "quadratic form of an off-diagonal block": (
@@ -227,7 +228,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "generator": (lambda: make(data=(b for b in [DATA])), r"generator.*data=list\(batches\)"),
     "iterator": (lambda: make(data=iter([DATA])), "only once"),
     "no data": (lambda: make(data=[]), "holds no batch"),
-    "data is a number": (lambda: make(data=3), "is a int"),
+    "data is a number": (lambda: make(data=3), "is an int"),
     "batch without tensors": (lambda: make(data=["text"]), "without a tensor"),
     "shuffling loader": (
         lambda: make(data=DataLoader(TensorDataset(TOKENS, LABELS), shuffle=True)),
@@ -332,3 +333,16 @@ def test_unused_parameters_are_zero_rows_and_said_once() -> None:
     assert (product[found.layout.slices["idle.weight"]] == 0).all()
     H @ v  # a second time would be an error: warnings are errors in these tests
     found.gradient()
+
+
+def test_words_of_messages() -> None:
+    class Enc: ...
+
+    class Unit: ...
+
+    things: list[Any] = [3, [], None, Enc(), Unit()]
+    assert [a_kind(x) for x in things] == ["an int", "a list", "a NoneType", "an Enc", "a Unit"]
+    assert nearest("Q", ["up", "q", "k"]) == "Did you mean 'q'?"
+    assert nearest("Attn.Sofmax", ["attn.softmax", "up"]) == "Did you mean 'attn.softmax'?"
+    assert nearest("q", ["Q", "q"]) == "Did you mean 'Q', 'q'?"
+    assert nearest("zz", ["up", "q"]) == "Known names: 'up', 'q'."

@@ -545,6 +545,8 @@ def test_the_hessian_by_activations_of_many_batches_and_calls() -> None:
         activation_hessian(problems[0], "h.0", call=1)
     with pytest.raises(cl.CurvlensError, match="called 3 times"):
         activation_hessian(twice, "f", call=3)
+    with pytest.raises(cl.CurvlensError, match=r"call=1; '0' is called once: call=0\."):
+        activation_hessian(of(nn.Sequential(nn.Linear(3, 3), nn.Tanh())), "0", call=1)
     with pytest.raises(cl.CurvlensError, match="No module 'g'"):
         activation_hessian(twice, "g")
     with pytest.raises(cl.CurvlensError, match="of='fisher'"):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from curvlens.checksum import checksum
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 Batch = Any
 """A tree of tensors; see the module's docstring."""
@@ -142,12 +142,12 @@ class Data:
             return source
         if not hasattr(source, "__iter__"):
             raise CurvlensError(
-                f"The data is a {type(source).__name__}, expected batches that can be iterated over: a list, a "
+                f"The data is {a_kind(source)}, expected batches that can be iterated over: a list, a "
                 "DataLoader, or a single batch (tensor, dict or tuple)."
             )
         if _one_shot(source):
             raise CurvlensError(
-                f"The data is a {type(source).__name__}, which can be gone through only once; a curvature needs many "
+                f"The data is {a_kind(source)}, which can be gone through only once; a curvature needs many "
                 "passes. Keep the batches: data=list(batches)."
             )
         return source  # type: ignore[no-any-return]
@@ -161,7 +161,7 @@ class Data:
                 raise CurvlensError("The data holds no batch: nothing to compute a loss from.")
             if not tensors(first):
                 raise CurvlensError(
-                    f"The first batch is a {type(first).__name__} without a tensor in it. A batch is a tensor, or a "
+                    f"The first batch is {a_kind(first)} without a tensor in it. A batch is a tensor, or a "
                     "dict, list or tuple of tensors; convert with torch.as_tensor."
                 )
             marks.append(fingerprint(first))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from curvlens import batches
 from curvlens.batches import Batch
-from curvlens.errors import CurvlensError, CurvlensWarning, listing
+from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing
 from curvlens.losses import Loss
 from curvlens.pieces import Piece
 
@@ -40,7 +40,7 @@ def check_batch_norm(model: nn.Module) -> None:
 def check_sum_and_count(loss: object, total: object, count: Any, piece: Piece) -> tuple[Tensor, float]:
     """What a loss returned for a piece: a finite scalar, in float64 from here on, and a number of tokens."""
     if not isinstance(total, Tensor) or total.numel() != 1:
-        given = f"a tensor of shape {tuple(total.shape)}" if isinstance(total, Tensor) else f"a {type(total).__name__}"
+        given = f"a tensor of shape {tuple(total.shape)}" if isinstance(total, Tensor) else a_kind(total)
         raise CurvlensError(
             f"{loss!r} returned {given} as its sum, expected a scalar tensor. Sum over the tokens, and return their "
             "number beside it: (losses.sum(), losses.numel())."

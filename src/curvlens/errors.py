@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -21,6 +22,17 @@ def listing(names: Iterable[str], limit: int = 6) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
+def a_kind(thing: object) -> str:
+    """The type of something with its article.
+
+    >>> a_kind([]), a_kind(3)
+    ('a list', 'an int')
+    """
+    name = type(thing).__name__
+    vowel = re.match(r"_*([aeio]|u(?!n[ei]|se))", name, re.IGNORECASE)
+    return f"{'an' if vowel else 'a'} {name}"
+
+
 def printable(name: str) -> str:
     """A name of the user's, with control characters and the like written out.
 
@@ -31,7 +43,12 @@ def printable(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A half sentence with the nearest known names, or with the first ones if none is near."""
+    """A half sentence with the nearest known names in any case, or with the first ones if none is near."""
     known = list(known)
-    close = get_close_matches(name, known, n=3, cutoff=0.6) or [k for k in known if name and name in k][:3]
+    lower: dict[str, list[str]] = {}
+    for k in known:
+        lower.setdefault(k.lower(), []).append(k)
+    near = get_close_matches(name.lower(), lower, n=3, cutoff=0.6)
+    near = near or [k for k in lower if name and name.lower() in k]
+    close = [k for small in near for k in lower[small]][:3]
     return f"Did you mean {listing(close)}?" if close else f"Known names: {listing(known)}."

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from curvlens.blocks import Blocks, Family, map_blocks
-from curvlens.errors import CurvlensError, listing
+from curvlens.errors import CurvlensError, a_kind, listing
 
 PLAIN = " Give the module from which it was scripted or traced."
 
@@ -72,7 +72,7 @@ def named(model: nn.Module, chosen: Iterable[str], own: Mapping[str, str | Itera
         return blocks
     if not isinstance(own, Mapping):
         raise CurvlensError(
-            f"blocks= is a {type(own).__name__}, expected a dict of patterns by name, or a curvlens.blocks.Family."
+            f"blocks= is {a_kind(own)}, expected a dict of patterns by name, or a curvlens.blocks.Family."
         )
     return blocks.grouped(own)
 

@@ -27,7 +27,7 @@ from curvlens.checks import (
     warn_low_precision,
 )
 from curvlens.checksum import checksum
-from curvlens.errors import CurvlensError, CurvlensWarning, listing
+from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing
 from curvlens.exchange import Result, exchanged, lock_of
 from curvlens.losses import FromModel, as_loss
 from curvlens.memory import available_bytes, parse_bytes
@@ -74,7 +74,7 @@ class Problem:
         blocks: Mapping[str, str | Iterable[str]] | Family | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise CurvlensError(f"The model is a {type(model).__name__}, expected a torch.nn.Module.")
+            raise CurvlensError(f"The model is {a_kind(model)}, expected a torch.nn.Module.")
         if micro_batch is not None and (not isinstance(micro_batch, int) or micro_batch < 1):
             raise CurvlensError(f"micro_batch={micro_batch!r}, expected a number of samples, 1 or more.")
         self.model = model
@@ -170,7 +170,7 @@ class Problem:
             parts = {**self.layout.unflatten(self.theta), **theta}
             return self.layout.flatten(parts, dtype=self.dtype, device=self.device)
         if not isinstance(theta, Tensor) or theta.shape != (self.layout.size,):
-            given = f"shape {tuple(theta.shape)}" if isinstance(theta, Tensor) else f"a {type(theta).__name__}"
+            given = f"shape {tuple(theta.shape)}" if isinstance(theta, Tensor) else a_kind(theta)
             raise CurvlensError(
                 f"Expected a flat vector of {self.layout.size} numbers or a dict by parameter name, got {given}."
             )

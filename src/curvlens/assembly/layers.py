@@ -87,14 +87,16 @@ class FeedForward:
     down: Product
     activation: str
     gate: Product | None = None
+    inside: str | None = None
+    """The name of the activation's part; None for the layer's, with ``.activation`` behind."""
 
     def on(self, graph: Graph, x: int) -> int:
         """The state it makes of a state."""
-        phi = partial(Activation, kind=self.activation)
+        phi, inside = partial(Activation, kind=self.activation), self.inside or _inside(self.name, "activation")
         if self.gate is None:
-            h = graph.add(_inside(self.name, "activation"), phi, self.up.on(graph, x))
+            h = graph.add(inside, phi, self.up.on(graph, x))
         else:
-            opened = graph.add(_inside(self.name, "activation"), phi, self.gate.on(graph, x))
+            opened = graph.add(inside, phi, self.gate.on(graph, x))
             times = partial(Bilinear, "bti,bti->bti")
             h = graph.add(_inside(self.name, "gating"), times, opened, self.up.on(graph, x))
         return self.down.on(graph, h)

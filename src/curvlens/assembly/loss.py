@@ -12,7 +12,7 @@ from curvlens.calculus.behind import Outputs, behind
 from curvlens.calculus.curvature import Root
 from curvlens.calculus.softmax import jacobian_rows
 from curvlens.calculus.vec import identity
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 IGNORED = -100
 """The label of tokens that do not count."""
@@ -72,7 +72,7 @@ def end(outputs: Tensor, batch: tuple[int, ...], target: Any, labels: Any, grad:
 def _cross_entropy(outputs: Tensor, batch: tuple[int, ...], labels: Any) -> End:
     shape, classes = (*batch, outputs.shape[1]), outputs.shape[2]
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
-        given = labels.dtype if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
+        given = labels.dtype if isinstance(labels, Tensor) else a_kind(labels)
         raise CurvlensError(f"labels is {given}, expected a tensor of integers, one class a token: labels.long().")
     if tuple(labels.shape) != shape:
         raise CurvlensError(f"labels has shape {tuple(labels.shape)}, expected {shape}, a label for each token.")

@@ -15,7 +15,7 @@ from curvlens.assembly.linear import Lookup
 from curvlens.assembly.loss import end
 from curvlens.assembly.result import NetworkHessian
 from curvlens.calculus.inputs import alike
-from curvlens.errors import CurvlensError, nearest
+from curvlens.errors import CurvlensError, a_kind, nearest
 
 
 class Network:
@@ -60,6 +60,7 @@ class Network:
             X: Tokens (…, T) of integers, or states (…, T, d).
             target: For the square loss, the mean over all entries.
             labels: For cross-entropy, the mean over all labels that are not -100; (…, T), a class for each token.
+                Labels are not shifted: for a language model give ``tok[:, :-1], labels=tok[:, 1:]``.
             grad: For any other loss, ∂ℓ/∂outputs of each sample; the mean over the samples is taken.
             curvature: And its second derivative at every token, as in `curvlens.calculus.attention.hessian`.
             wrt: Names of parameters, ``"X"`` among them for the (embedded) input; None is all parameters.
@@ -71,7 +72,7 @@ class Network:
     def _wanted(self, wrt: str | Iterable[str] | None, found: Trace) -> list[str]:
         """The names to differentiate by, in the order of the parameters, X last."""
         if not isinstance(wrt, Iterable | None):
-            raise CurvlensError(f"wrt is a {type(wrt).__name__}; expected names of parameters, or None for all.")
+            raise CurvlensError(f"wrt is {a_kind(wrt)}; expected names of parameters, or None for all.")
         asked = list(self.shapes) if wrt is None else wrt.split() if isinstance(wrt, str) else list(wrt)
         known = [*self.shapes, INPUT]
         for name in asked:
@@ -91,7 +92,7 @@ class Network:
         """All states for an input, and the axes of its samples."""
         like = next(iter(self.graph.parameters.values()))
         if not isinstance(X, Tensor):
-            raise CurvlensError(f"X is a {type(X).__name__}, expected a tensor.")
+            raise CurvlensError(f"X is {a_kind(X)}, expected a tensor.")
         if X.is_floating_point():
             if X.ndim < 2 or X.shape[-1] != self.width or not X.numel():
                 raise CurvlensError(f"X has shape {tuple(X.shape)}, expected (…, tokens, {self.width}).")

@@ -1,14 +1,4 @@
-"""Networks from plain tensors: one layer, or a stack of them.
-
-The weights of a layer, inputs first (x W), by name:
-
-    q, k (d, heads·e)    v (d, heads·f)    o (heads·f, d), may be left out
-    up (d, m)    gate (d, m), for a gated feed-forward    down (m, d); without up and down there is attention alone
-    q_bias, …, down_bias, each may be left out
-    norm1.scale, norm1.shift, norm2.scale, norm2.shift (d,), where there are norms; each may be left out
-
-The Hessian has the parameters in the order in which they are given.
-"""
+"""Networks from plain tensors: one layer, or a stack of them."""
 
 from __future__ import annotations
 
@@ -26,7 +16,7 @@ from curvlens.assembly.network import Network
 from curvlens.calculus.activations import activation as known_activation
 from curvlens.calculus.inputs import alike
 from curvlens.calculus.norms import Kind
-from curvlens.errors import CurvlensError, nearest
+from curvlens.errors import CurvlensError, a_kind, nearest
 
 Weights = Mapping[str, Tensor]
 MATRICES = ("q", "k", "v", "o", "up", "gate", "down")
@@ -67,10 +57,20 @@ def block(
     mask: Mask = None,
     eps: float = 1e-5,
 ) -> Network:
-    """One layer, x + attention(norm(x)) and x + mlp(norm(x)), from its weights by name (the head of this module).
+    """One layer, x + attention(norm(x)) and x + mlp(norm(x)), from its weights by name, inputs first (x W).
+
+    The names, and the shapes for tokens of width d::
+
+        q, k (d, heads·e)    v (d, heads·f)    o (heads·f, d), may be left out
+        up (d, m)    gate (d, m), for a gated feed-forward    down (m, d); without up and down there is attention alone
+        q_bias, …, down_bias, each may be left out
+        norm1.scale, norm1.shift, norm2.scale, norm2.shift (d,), where there are norms; each may be left out
+
+    The Hessian has the parameters in the order in which they are given. `curvlens.calculus.bounds.block` takes the same
+    weights and options.
 
     Args:
-        weights: Tensors by name, inputs first.
+        weights: Tensors by name.
         heads: How many heads q, k and v are split into.
         norm: "pre", "post" (a norm behind every residual sum), or "none".
         norm_kind: "layer" or "rms".
@@ -109,7 +109,7 @@ def stack(
     Parameters and parts are those of the layers, with ``h.0.``, ``h.1.``, … in front.
 
     Args:
-        layers: The weights of every layer by name.
+        layers: The weights of every layer by the names in `block`.
         heads: As in `block`, and so are norm, norm_kind, activation, mask and eps.
         norm: "pre", "post" or "none".
         norm_kind: "layer" or "rms".
@@ -135,7 +135,7 @@ def stack(
     for i, weights in enumerate(layers):
         parameters |= {f"h.{i}.{name}": weight for name, weight in weights.items()}
     if not isinstance(final_norm, Mapping | None):
-        raise CurvlensError(f"final_norm is a {type(final_norm).__name__}; expected {{'scale': …, 'shift': …}}.")
+        raise CurvlensError(f"final_norm is {a_kind(final_norm)}; expected {{'scale': …, 'shift': …}}.")
     ends = dict(final_norm or {})
     for name in ends:
         if name not in ("scale", "shift"):

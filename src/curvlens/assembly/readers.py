@@ -18,7 +18,7 @@ from curvlens.assembly.graph import View
 from curvlens.assembly.layers import Attention, FeedForward, Layer, Mask, Normalisation, Product
 from curvlens.assembly.network import Network
 from curvlens.assembly.plain import check_mask
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 HUGGING_FACE = {
     "gelu": "gelu",
@@ -39,7 +39,10 @@ def read(module: nn.Module, *, mask: Mask = None) -> Network:
         module: A `curvlens.models.GPT`, a ``GPT2Model`` or ``GPT2LMHeadModel`` of Hugging Face, or an
             ``nn.TransformerEncoderLayer`` or ``nn.TransformerEncoder`` with ``batch_first=True``.
         mask: For an encoder, which is called with a mask: "causal", or a boolean tensor, True where attended. (torch's
-            own boolean masks are True where it is *not* attended.)
+            own boolean masks are True where it is *not* attended.) A GPT brings its own, and takes none.
+
+    Labels are not shifted, as a model of Hugging Face does inside: of tokens ``tok``, the Hessian of a language model
+    is ``read(model).hessian(tok[:, :-1], labels=tok[:, 1:])``.
 
     >>> layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
     >>> read(layer)
@@ -56,7 +59,7 @@ def read(module: nn.Module, *, mask: Mask = None) -> Network:
             return reading.network
     known = ", ".join(dict.fromkeys(name for name, _, _ in READERS))
     raise CurvlensError(
-        f"A {home}.{kind} is not known; known are {known}. Any stack of Transformer layers can be given by its "
+        f"{home}.{kind} is not known; known are {known}. Any stack of Transformer layers can be given by its "
         "tensors: assembly.stack."
     )
 
@@ -109,6 +112,11 @@ class _Reading:
 
     def start(self, width: int, *tables: nn.Embedding) -> None:
         """An empty network, with the tables that tokens are looked up in."""
+        if tables and self.mask is not None:
+            raise CurvlensError(
+                f"mask was given, but a {type(self.module).__name__} brings its own causal mask: leave mask= out. With "
+                "another mask, build the network from its tensors: assembly.stack."
+            )
         for table in tables:
             if type(table) is not nn.Embedding or table.max_norm is not None:
                 raise CurvlensError(f"{self.path(table)!r} is {table}; expected an nn.Embedding without max_norm.")
@@ -122,6 +130,10 @@ class _Reading:
     def path(self, part: nn.Module, *inside: str) -> str:
         """Where a module stands, and a name inside of it."""
         return ".".join(filter(None, (self._paths[id(part)], *inside)))
+
+    def own(self, part: Any) -> str | None:
+        """Where something stands, if it is a module."""
+        return self._paths.get(id(part))
 
     def view(self, tensor: Tensor, **part: Any) -> View:
         """A parameter, or a part of it, by its name."""
@@ -139,7 +151,7 @@ class _Reading:
     def split(self, part: nn.Module, outputs: tuple[int, int] | None) -> Product:
         """Some of the outputs of an nn.Linear or a Conv1D, or all."""
         if type(part) is not nn.Linear and type(part).__name__ != "Conv1D":
-            raise CurvlensError(f"{self.path(part)!r} is a {type(part).__name__}; expected an nn.Linear or a Conv1D.")
+            raise CurvlensError(f"{self.path(part)!r} is {a_kind(part)}; expected an nn.Linear or a Conv1D.")
         weight, bias = part.weight, part.bias
         assert isinstance(weight, Tensor)
         return self.product(self.path(part), weight, bias, outputs, outputs_first=isinstance(part, nn.Linear))  # type: ignore[arg-type]
@@ -212,7 +224,8 @@ def _gpt2(reading: _Reading) -> None:
         q, k, v = (reading.split(attn.c_attn, (i * d, (i + 1) * d)) for i in range(3))
         o = reading.linear(attn.c_proj)
         attention = Attention(reading.path(attn), q, k, v, o, attn.num_heads, _gpt2_scale(attn), "causal")
-        forward = FeedForward(reading.path(mlp), reading.linear(mlp.c_fc), reading.linear(mlp.c_proj), phi)
+        up, down = reading.linear(mlp.c_fc), reading.linear(mlp.c_proj)
+        forward = FeedForward(reading.path(mlp), up, down, phi, inside=reading.own(mlp.act))
         reading.add(Layer(attention, reading.norm(block.ln_1), forward, reading.norm(block.ln_2)))
     final = reading.norm(base.ln_f)
     assert final is not None
@@ -260,7 +273,9 @@ def _add_encoder_layer(reading: _Reading, layer: Any) -> None:
     o = reading.product(reading.path(out), out.weight, out.bias, None, outputs_first=True)
     attention = Attention(reading.path(attn), q, k, v, o, attn.num_heads, attn.head_dim**-0.5, reading.mask)
     up, down = reading.linear(layer.linear1), reading.linear(layer.linear2)
-    forward = FeedForward(reading.path(layer), up, down, _torch_activation(layer.activation))
+    forward = FeedForward(
+        reading.path(layer), up, down, _torch_activation(layer.activation), inside=reading.own(layer.activation)
+    )
     reading.add(Layer(attention, reading.norm(layer.norm1), forward, reading.norm(layer.norm2), not layer.norm_first))
 
 

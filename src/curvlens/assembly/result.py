@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -14,16 +15,23 @@ from curvlens.assembly.graph import Trace, View
 from curvlens.assembly.ledger import INPUT, Assembled, Ledger
 from curvlens.assembly.loss import End
 from curvlens.assembly.products import product
-from curvlens.calculus.form import Form
+from curvlens.calculus.form import Form, Key, not_a_part
 from curvlens.calculus.inputs import require_room
-from curvlens.errors import CurvlensError, listing, nearest
+from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
 CHUNK = 1 << 25
 """Numbers in the tangents of all states at a time: 256 MB in float64."""
 
 
+WHOLE = ("total", "ggn", "functional")
+"""The parts that are not of one primitive."""
+
+
 class NetworkHessian:
-    """H = GGN + Σ_m M_m, M_m the part of the primitive m; every one a form, assembled when it is first asked for."""
+    """H = GGN + Σ_m M_m, M_m the part of the primitive m; every one a form, assembled when it is first asked for.
+
+    ``H.total["q", "k"]`` is a block, ``H.ggn.dense()`` a matrix, ``H.parts["attn.softmax"]`` the form of a primitive.
+    """
 
     def __init__(self, trace: Trace, loss: End, wrt: Sequence[str]) -> None:
         self._trace, self._loss = trace, loss
@@ -81,7 +89,7 @@ class NetworkHessian:
     def matvec(self, v: Tensor, part: str = "total") -> Tensor:
         """H v without H, or M v of a part: v is (size,), or (size, k) for the columns of a matrix."""
         if not isinstance(v, Tensor) or v.ndim not in (1, 2) or len(v) != self.size or v.is_complex():
-            given = f"shape {tuple(v.shape)}, {v.dtype}" if isinstance(v, Tensor) else f"a {type(v).__name__}"
+            given = f"shape {tuple(v.shape)}, {v.dtype}" if isinstance(v, Tensor) else a_kind(v)
             raise CurvlensError(
                 f"The Hessian takes a vector of {self.size} numbers (blocks {listing(self.shapes)}) or a "
                 f"({self.size}, k) matrix, got {given}."
@@ -97,16 +105,47 @@ class NetworkHessian:
         result = product(self._trace, self._adjoints, direction, curvature, sources)
         return torch.cat([result[name].reshape(-1, columns.shape[1]) for name in self.shapes]).reshape(v.shape)
 
+    def __getitem__(self, key: object) -> NoReturn:
+        not_a_part(key, ("total", "ggn", "functional"))
+
+    # What is read off; unlike products, it builds the matrix of the part
+
+    def norm(self, block: Key | None = None, part: str = "total") -> float:
+        """The Frobenius norm of a block (a name, or a pair of names) or of the whole, or of that of a part."""
+        return self._form(part).norm(block)
+
+    def trace(self, block: str | None = None, part: str = "total") -> float:
+        """The trace of a diagonal block or of the whole, or of that of a part."""
+        return self._form(part).trace(block)
+
+    def diagonal(self, block: str | None = None, part: str = "total") -> Tensor:
+        """The diagonal of a diagonal block or of the whole, or of that of a part."""
+        return self._form(part).diagonal(block)
+
+    def _form(self, part: str) -> Form:
+        """``"total"``, ``"ggn"``, ``"functional"``, or the part of a primitive."""
+        self._known(part)
+        form: Form = getattr(self, part) if part in WHOLE else self.parts[part]
+        return form
+
+    def _known(self, part: str) -> None:
+        if part in WHOLE or part in self._sources:
+            return
+        hint = nearest(str(part), [*WHOLE, *self._sources])
+        if part == "outer":
+            hint = "The outer part of a network is the Gauss–Newton matrix: 'ggn'."
+        elif part in self.shapes:
+            hint = "It is a parameter: a block is one argument, a name or a pair of names in brackets."
+        raise CurvlensError(f"There is no part {part!r}. {hint}")
+
     def _selected(self, part: str) -> tuple[bool, list[int]]:
         """Whether the curvature of the loss counts, and which primitives' does."""
         if self._versions != [tensor._version for tensor in self._moved]:
             raise CurvlensError("A parameter or the input was changed in place since; call hessian again.")
         every = [position for positions in self._sources.values() for position in positions]
-        if part in ("total", "ggn", "functional"):
+        self._known(part)
+        if part in WHOLE:
             return part != "functional", [] if part == "ggn" else every
-        if part not in self._sources:
-            known = ["total", "ggn", "functional", *self._sources]
-            raise CurvlensError(f"There is no part {part!r}. {nearest(str(part), known)}")
         return False, self._sources[part]
 
     @torch.no_grad()
@@ -152,6 +191,9 @@ class Parts(Mapping[str, Form]):
                 raise CurvlensError(f"There is no part {name!r}. {nearest(str(name), known)}")
             self._made[name] = self._hessian._assemble(name, f"Part of {name} in a network's Hessian")
         return self._made[name]
+
+    def __repr__(self) -> str:
+        return f"Parts({', '.join(self)})"
 
     def __contains__(self, name: object) -> bool:
         return name in self._hessian.part_names

@@ -17,7 +17,7 @@ from curvlens.blocks.cutting import embed, extract, union
 from curvlens.blocks.groups import groups, left_of
 from curvlens.blocks.parts import Part
 from curvlens.blocks.table import lines
-from curvlens.errors import CurvlensError, CurvlensWarning, listing, nearest
+from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing, nearest
 
 By = Literal["block", "head", "layer", "role", "parameter"]
 NAMED: tuple[By, ...] = ("head", "layer", "role")
@@ -184,7 +184,7 @@ class Blocks(Mapping[str, Block]):
         found: list[Part] = []
         for item in wanted:
             if not isinstance(item, str):
-                raise CurvlensError(f"A block is asked for by its name, a text; got a {type(item).__name__}.")
+                raise CurvlensError(f"A block is asked for by its name, a text; got {a_kind(item)}.")
             found += self._one(item)
         if not found:
             raise CurvlensError(f"No block was named. Known blocks: {listing(self)}.")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvlens.calculus.curvature import Curvature, Root, counts
 from curvlens.calculus.inputs import alike, largest
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 
 class Loss(NamedTuple):
@@ -102,7 +102,7 @@ def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Outputs, scale
 
 def _fits(name: str, given: Any, shape: tuple[int, ...], of: Outputs) -> None:
     if not isinstance(given, Tensor) or tuple(given.shape) != shape:
-        got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+        got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else a_kind(given)
         what = "one matrix for each token of the output" if "curvature" in name else "that of the output"
         root = isinstance(given, Tensor) and given.shape[:-1] == shape[:-1] and name.startswith("curvature")
         hint = " A root R of it is given as attention.Root(R)." if root else ""

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from curvlens.errors import CurvlensError, nearest
+from curvlens.errors import CurvlensError, a_kind, nearest
 
 Residual = Literal["constant", "scaling"]
 Kind = Literal["softmax", "linear"]
@@ -243,7 +243,7 @@ def _numbers(name: str, given: Any) -> Float[Tensor, "*shape"]:
             raise TypeError("complex numbers")
     except (TypeError, ValueError, RuntimeError) as error:
         raise CurvlensError(
-            f"{name} is a {type(given).__name__} that is no tensor of real numbers ({error}): give a tensor, an array "
+            f"{name} is {a_kind(given)} that is no tensor of real numbers ({error}): give a tensor, an array "
             "or a list of numbers."
         ) from error
     return numbers.detach().double()

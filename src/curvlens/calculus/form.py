@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -11,9 +12,16 @@ from torch import Tensor
 from curvlens.calculus.inner import squared_norm
 from curvlens.calculus.inputs import require_room
 from curvlens.calculus.terms import Term, merged, summed
-from curvlens.errors import CurvlensError, listing, nearest
+from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
 Key = str | tuple[str, str]
+
+
+def not_a_part(key: object, parts: Sequence[str]) -> NoReturn:
+    """Blocks belong to a part of a Hessian, not to the Hessian."""
+    inside = ", ".join(map(repr, key)) if isinstance(key, tuple) else repr(key)
+    *more, last = (f"H.{part}[{inside}]" for part in parts)
+    raise CurvlensError(f"A block belongs to a part of the Hessian: {', '.join(more)} or {last}.")
 
 
 class Form:
@@ -114,8 +122,13 @@ class Form:
 
     # What is read off
 
-    def norm(self, key: Key | None = None) -> float:
-        """The Frobenius norm of a block, or of the whole; exact."""
+    def norm(self, key: Key | None = None, *more: object) -> float:
+        """The Frobenius norm of a block (a name, or one pair of names), or of the whole; exact."""
+        if more:
+            raise CurvlensError(
+                f"norm takes one block, got {(key, *more)!r}: of two names it is norm(({key!r}, {more[0]!r})). A Form "
+                "is a part itself, and takes no part."
+            )
         if key is not None:
             first, second = self.pair(key)
             if (first, second) not in self._norms:
@@ -163,7 +176,7 @@ class Form:
     def checked(self, v: Tensor) -> Tensor:
         """A vector or matrix of the right length, in the dtype of the form."""
         if not isinstance(v, Tensor) or v.ndim not in (1, 2) or v.shape[0] != self.size or v.is_complex():
-            given = f"shape {tuple(v.shape)}, {v.dtype}" if isinstance(v, Tensor) else f"a {type(v).__name__}"
+            given = f"shape {tuple(v.shape)}, {v.dtype}" if isinstance(v, Tensor) else a_kind(v)
             raise CurvlensError(
                 f"{self.title} takes a vector of {self.size} numbers (blocks {listing(self.names)}) or a "
                 f"({self.size}, k) matrix, got {given}."

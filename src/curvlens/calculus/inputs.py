@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 from curvlens.memory import available_bytes, readable
 
 SMALL = 1 << 26
@@ -20,7 +20,7 @@ def alike(tensors: dict[str, Any]) -> None:
     first_name, first = next(iter(tensors.items()))
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            given = tensor.dtype if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+            given = tensor.dtype if isinstance(tensor, Tensor) else a_kind(tensor)
             raise CurvlensError(f"{name} is {given}, expected a tensor of real floating-point numbers.")
         if (tensor.dtype, tensor.device) != (first.dtype, first.device):
             raise CurvlensError(

@@ -21,7 +21,7 @@ from torch import Tensor
 from curvlens.calculus.form import Form
 from curvlens.calculus.inputs import alike
 from curvlens.calculus.terms import Pair, Term
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 
 class LinearMLPHessian:
@@ -81,7 +81,7 @@ def hessian(
         target: Y.
     """
     if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
-        given = f"a tensor of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
+        given = f"a tensor of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else a_kind(weights)
         raise CurvlensError(f"weights is {given}, expected a list of matrices: [W1, W2, …], or [W] for one layer.")
     if not weights:
         raise CurvlensError("A network needs at least one weight matrix.")

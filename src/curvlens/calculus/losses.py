@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from curvlens.calculus.inputs import alike
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 CHUNK = 1 << 20
 """Numbers in one chunk of rows: 8 MB in float64, inside the cache of most processors."""
@@ -159,7 +159,7 @@ def _counted(outputs: Tensor, unembedding: Tensor, labels: Tensor, ignore_index:
         or labels.is_complex()
         or labels.dtype == torch.bool
     ):
-        given = labels.dtype if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
+        given = labels.dtype if isinstance(labels, Tensor) else a_kind(labels)
         raise CurvlensError(f"labels is {given}, expected a tensor of integers, one class a token: labels.long().")
     if labels.shape != outputs.shape[:-1]:
         raise CurvlensError(

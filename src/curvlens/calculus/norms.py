@@ -11,7 +11,7 @@ n is computed from x less its mean, so that a large common offset does not cance
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from curvlens.calculus.curvature import Curvature
 from curvlens.calculus.inputs import alike
 from curvlens.calculus.rowwise import RowwiseHessian, Slot, units
 from curvlens.calculus.terms import Term, Tokens
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 Kind = Literal["layer", "rms"]
 Tokens_ = Float[Tensor, "*batch d"]
@@ -46,6 +46,7 @@ class Normed(NamedTuple):
 def normed(x: Tokens_, *, eps: float = 1e-5, kind: Kind = "layer") -> Normed:
     """n, s and 1 − ρ² of every token."""
     check(kind, eps)
+    require_fit(x)
     c = centred(x, kind)
     variance = c.square().mean(-1, keepdim=True)
     if eps == 0 and not bool((variance > 0).all()):
@@ -72,6 +73,7 @@ def forward(
     x: Tokens_, scale: Vector | None = None, shift: Vector | None = None, *, eps: float = 1e-5, kind: Kind = "layer"
 ) -> Tokens_:
     """y = γ∘n + β."""
+    require_fit(x, scale, shift)
     y = normed(x, eps=eps, kind=kind).n
     y = y if scale is None else y * scale
     return y if shift is None else y + shift
@@ -81,6 +83,7 @@ def jacobian(
     x: Tokens_, scale: Vector | None = None, *, eps: float = 1e-5, kind: Kind = "layer"
 ) -> Float[Tensor, "*batch d d"]:
     """∂y/∂x = diag(γ)(C − n nᵀ/d)/s of every token, rows by the entries of y."""
+    require_fit(x, scale)
     found = normed(x, eps=eps, kind=kind)
     plain = _plain_jacobian(found, kind)
     return plain if scale is None else scale[:, None] * plain
@@ -104,6 +107,7 @@ def contracted(
     x: Tokens_, grad: Tokens_, scale: Vector | None = None, *, eps: float = 1e-5, kind: Kind = "layer"
 ) -> Float[Tensor, "*batch d d"]:
     """K = Σ_b g_b ∂²y_b/∂x² of every token."""
+    require_fit(x, scale, grad=grad)
     found = normed(x, eps=eps, kind=kind)
     p, theta = _pulled(found, grad, scale, kind)
     n, d = found.n, found.n.shape[-1]
@@ -124,6 +128,7 @@ def second_derivative(
     x: Tokens_, u: Tokens_, v: Tokens_, scale: Vector | None = None, *, eps: float = 1e-5, kind: Kind = "layer"
 ) -> Tokens_:
     """D²y[u, v] of every token, symmetric in the two directions."""
+    require_fit(x, scale, u=u, v=v)
     found = normed(x, eps=eps, kind=kind)
     n, d = found.n, found.n.shape[-1]
     cu, cv = centred(u, kind), centred(v, kind)
@@ -137,6 +142,7 @@ def trace(
     x: Tokens_, grad: Tokens_, scale: Vector | None = None, *, eps: float = 1e-5, kind: Kind = "layer"
 ) -> Float[Tensor, "*batch"]:
     """tr K = −θ (d + 1 − 3ρ²)/(d s²), for RMSNorm −θ (d + 2 − 3ρ²)/(d s²)."""
+    require_fit(x, scale, grad=grad)
     found = normed(x, eps=eps, kind=kind)
     _, theta = _pulled(found, grad, scale, kind)
     d = found.n.shape[-1]
@@ -152,6 +158,7 @@ def spectrum(
     −θ/(d s²) with multiplicity d − 3 (RMSNorm d − 2), 0 on the constant vector (LayerNorm), and the two eigenvalues of
     −[[3θ(1 − ρ²), √d ρ ‖q‖], [·, θ]]/(d s²) with ‖q‖² = ‖p‖² − θ²/(d ρ²).
     """
+    require_fit(x, scale, grad=grad)
     found = normed(x, eps=eps, kind=kind)
     p, theta = _pulled(found, grad, scale, kind)
     theta, s2, d = theta.squeeze(-1), found.s.squeeze(-1).square(), found.n.shape[-1]
@@ -179,6 +186,7 @@ def jacobian_bound(
     x: Tokens_, scale: Vector | None = None, *, eps: float = 1e-5, kind: Kind = "layer"
 ) -> Float[Tensor, "*batch"]:
     """‖∂y/∂x‖₂ ≤ max|γ|/s."""
+    require_fit(x, scale)
     largest = 1.0 if scale is None else scale.abs().max()
     return (largest / normed(x, eps=eps, kind=kind).s).squeeze(-1)
 
@@ -187,6 +195,7 @@ def second_bound(
     x: Tokens_, grad: Tokens_, scale: Vector | None = None, *, eps: float = 1e-5, kind: Kind = "layer"
 ) -> Float[Tensor, "*batch"]:
     """‖K‖₂ ≤ (2/√3) ‖C(γ∘g)‖/(√d s²); the constant is sharp."""
+    require_fit(x, scale, grad=grad)
     found = normed(x, eps=eps, kind=kind)
     p, _ = _pulled(found, grad, scale, kind)
     size = torch.linalg.vector_norm(p, dim=-1)
@@ -204,7 +213,7 @@ def hessian(
     curvature: Curvature | tuple[Curvature, Curvature] | None = None,
     eps: float = 1e-5,
     kind: Kind = "layer",
-    wrt: str = "scale shift",
+    wrt: str | None = None,
     reduction: str = "mean",
 ) -> RowwiseHessian:
     """The Hessian of a loss behind a norm, with respect to its scale γ, its shift β and the tokens.
@@ -218,7 +227,8 @@ def hessian(
         curvature: And its second derivative at every token, as in `curvlens.calculus.attention.hessian`.
         eps: ε.
         kind: "layer" or "rms".
-        wrt: Words of what to differentiate by: ``scale``, ``shift``, ``X``.
+        wrt: Words of what to differentiate by: ``scale``, ``shift``, ``X``; those that are not given are left out. None
+            for scale and shift, or X if neither is given.
         reduction: "mean" over the samples, or "sum".
 
     >>> H = hessian(torch.eye(2, 3), torch.ones(3), torch.zeros(3), torch.zeros(2, 3), wrt="scale shift X")
@@ -234,7 +244,7 @@ def hessian(
         if vector is not None and tuple(vector.shape) != (d,):
             raise CurvlensError(f"X of shape {tuple(X.shape)} and {name} of shape {tuple(vector.shape)} do not fit.")
     known = [name for name in ("scale", "shift", "X") if given[name] is not None]
-    words = wrt.split()
+    words = (["scale", "shift"] if len(known) > 1 else ["X"]) if wrt is None else wrt.split()
     if not words or any(word not in ("scale", "shift", "X") for word in words):
         raise CurvlensError(f"wrt={wrt!r}; it is made of the words scale, shift and X, as in 'scale X'.")
     wanted = [name for name in known if name in words]
@@ -263,6 +273,33 @@ def hessian(
         return []
 
     return RowwiseHessian({name: slots[name] for name in wanted}, functional, loss, f"of a {kind} norm")
+
+
+def require_fit(x: Any, scale: Any = None, shift: Any = None, **directions: Any) -> None:
+    """Tokens (…, d), vectors (d,), and directions of the shape of the tokens."""
+    given = {"x": x, "scale": scale, "shift": shift, **directions}
+    for name, tensor in given.items():
+        if tensor is None and name in ("scale", "shift"):
+            continue
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            what = tensor.dtype if isinstance(tensor, Tensor) else a_kind(tensor)
+            raise CurvlensError(f"{name} is {what}, expected a tensor of real floating-point numbers.")
+        if (tensor.dtype, tensor.device) != (x.dtype, x.device):
+            raise CurvlensError(
+                f"x is {x.dtype} on {x.device}, {name} is {tensor.dtype} on {tensor.device}: bring them to one dtype "
+                "and device."
+            )
+        if not x.ndim or not x.shape[-1]:
+            raise CurvlensError(f"x has shape {tuple(x.shape)}, expected (…, features).")
+        if name in ("scale", "shift") and tuple(tensor.shape) != (x.shape[-1],):
+            raise CurvlensError(
+                f"{name} has shape {tuple(tensor.shape)}, expected ({x.shape[-1]},), one number a feature of x, which "
+                f"has shape {tuple(x.shape)}."
+            )
+        if name in directions and tensor.shape != x.shape:
+            raise CurvlensError(
+                f"{name} has shape {tuple(tensor.shape)}, expected {tuple(x.shape)}, that of x: a row for each token."
+            )
 
 
 def check(kind: str, eps: float) -> None:

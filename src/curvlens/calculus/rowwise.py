@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import Curvature, Root, flat, is_zero, plus
-from curvlens.calculus.form import Form, Key
+from curvlens.calculus.form import Form, Key, not_a_part
 from curvlens.calculus.terms import Pair, Term, Tokens
 from curvlens.errors import CurvlensError
 
@@ -93,11 +93,15 @@ class RowwiseHessian:
         start = curvature if left is None else left @ curvature
         return [Tokens(one.u, other.u, start if right is None else start @ right.mT, "a", "c", "de", one is other)]
 
+    def __getitem__(self, key: object) -> NoReturn:
+        not_a_part(key, ("total", "outer", "functional"))
+
     # What is read off, without building a block
 
     def _of(self, part: str) -> Form:
         if part not in ("outer", "functional", "total"):
-            raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.")
+            hint = " A block is one argument: norm(('up', 'down'))." if part in self._slots else ""
+            raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.{hint}")
         form: Form = getattr(self, part)
         return form
 

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 from curvlens.batches import fingerprint
 from curvlens.doctor.finding import Finding
 from curvlens.doctor.patient import Patient
+from curvlens.errors import a_kind
 
 MOST = 64
 """At most so many batches are read, twice."""
@@ -22,7 +23,7 @@ def check_data(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "shuffled-data",
             "error",
-            f"The data is a DataLoader with a {type(source.sampler).__name__}: every pass sees other batches.",
+            f"The data is a DataLoader with {a_kind(source.sampler)}: every pass sees other batches.",
             "A curvature is applied many times to one loss; here each product would be of another one.",
             "DataLoader(..., shuffle=False)  # or, to freeze one epoch: data = list(loader)",
         )
@@ -30,7 +31,7 @@ def check_data(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "one-shot-data",
             "error",
-            f"The data is a {type(source).__name__}, which can be gone through only once.",
+            f"The data is {a_kind(source)}, which can be gone through only once.",
             "A curvature needs many passes; the second would find nothing. The data was left unread here, so checks "
             "that need a batch were not made.",
             "data = list(batches)",

@@ -30,7 +30,7 @@ from curvlens.doctor.refusal import refused
 from curvlens.doctor.report import Report
 from curvlens.doctor.softmax import check_softmax
 from curvlens.doctor.untouched import untouched
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 from curvlens.losses import Loss, as_loss
 from curvlens.problem import Problem
 
@@ -101,7 +101,7 @@ def doctor(
         return _report(Patient(own.model, own.data.source, own.loss_function, own), lambda source: own)
     if not isinstance(problem, nn.Module):
         raise CurvlensError(
-            f"doctor was given a {type(problem).__name__}, expected a Problem or a torch.nn.Module: "
+            f"doctor was given {a_kind(problem)}, expected a Problem or a torch.nn.Module: "
             "doctor(problem), or doctor(model, data, loss)."
         )
     if data is None or loss is None:

@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from curvlens.errors import CurvlensError, printable
+from curvlens.errors import CurvlensError, a_kind, printable
 from curvlens.results import DIGITS, Estimate, Portion, Profile
 
 MARK = '<meta name="generator" content="curvlens">'
@@ -59,7 +59,7 @@ def icicle(profile: Profile, quantity: str = "share") -> str:
     True
     """
     if not isinstance(profile, Profile):
-        raise CurvlensError(f"Expected a profile, as cl.profile(problem) returns it, got a {type(profile).__name__}.")
+        raise CurvlensError(f"Expected a profile, as cl.profile(problem) returns it, got {a_kind(profile)}.")
     known = [name for name in QUANTITIES if name != "spectral" and getattr(profile.hessian, name) is not None]
     if quantity == "top" and quantity not in known:
         raise CurvlensError("The profile has no contributions to the largest eigenvalue: make it with top=True.")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 from curvlens.linalg.basis import Store, budget
 from curvlens.linalg.products import Products, whole
 from curvlens.memory import readable
@@ -101,7 +101,7 @@ def start_vector(start: Tensor | np.ndarray | Eigs | None, products: Products) -
     vectors = start.vectors if isinstance(start, Eigs) else start
     vectors = torch.from_numpy(vectors) if isinstance(vectors, np.ndarray) else vectors
     if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or vectors.shape[0] != products.n:
-        given = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else f"a {type(vectors).__name__}"
+        given = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else a_kind(vectors)
         raise CurvlensError(f"start is {given}, expected a vector or columns of {products.n} numbers, or an Eigs.")
     v = vectors.to(products.device, torch.float64)
     v = v if v.ndim == 1 else v.sum(1)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvlens.errors import CurvlensError, CurvlensWarning
+from curvlens.errors import CurvlensError, CurvlensWarning, a_kind
 from curvlens.linalg.probes import Probes
 from curvlens.operators import Operator, as_operator
 
@@ -58,7 +58,7 @@ class Products:
         given = v.to(self.operator.dtype, copy=True)
         result = self.operator.apply(given)
         if not isinstance(result, Tensor) or result.shape != v.shape:
-            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            shape = tuple(result.shape) if isinstance(result, Tensor) else a_kind(result)
             raise CurvlensError(f"A product of {self.operator!r} with a vector of {self.n} gave {shape}.")
         result = result.detach()
         self._check_finite(result)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from curvlens import batches
 from curvlens.batches import Batch
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 Outputs = Any
 """A tensor, or a tree of tensors."""
@@ -95,5 +95,5 @@ def describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+        return f"{a_kind(value)} of {len(value)}"
+    return "None" if value is None else a_kind(value)

@@ -11,7 +11,7 @@ from torch import Tensor
 from curvlens import batches
 from curvlens.batches import Batch
 from curvlens.calculus import losses as closed_form
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 from curvlens.losses.base import Loss, describe
 
 
@@ -53,7 +53,7 @@ class CrossEntropy(Loss):
     def _labels(self, batch: Batch) -> Tensor:
         labels = batches.split_target(batch)[1]
         if not isinstance(labels, Tensor):
-            given = f"a mapping with {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+            given = f"a mapping with {list(batch)}" if isinstance(batch, Mapping) else a_kind(batch)
             raise CurvlensError(
                 f"{type(self).__name__} found no labels: the batch is {given}. Give a dict with 'labels', or a tuple "
                 "(inputs, labels). As data, a tuple is one batch, a list many."

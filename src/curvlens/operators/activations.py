@@ -120,8 +120,8 @@ def activation_hessian(
                 f"No module {path!r} gives activations that depend on parameters. {nearest(path, known)}"
             )
         if not -len(calls) <= call < len(calls):
-            times = "once" if len(calls) == 1 else f"{len(calls)} times"
-            raise CurvlensError(f"call={call}; {path!r} is called {times}, counted from 0.")
+            often = "once: call=0" if len(calls) == 1 else f"{len(calls)} times, counted from 0"
+            raise CurvlensError(f"call={call}; {path!r} is called {often}.")
         if calls[call] is None:
             raise CurvlensError(f"What call {call} of {path!r} gives depends on no parameter.")
     traces.check()

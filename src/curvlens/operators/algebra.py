@@ -12,7 +12,7 @@ from torch import Tensor
 
 from curvlens.blocks import Layout
 from curvlens.calculus.form import Form
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 from curvlens.operators.base import Operator, Progress
 from curvlens.problem import Problem
 
@@ -23,7 +23,7 @@ def scale(operator: Operator, factor: Any) -> Operator:
         isinstance(factor, Tensor) and factor.ndim == 0 and not factor.is_complex()
     )
     if not is_scalar or isinstance(factor, bool):
-        raise CurvlensError(f"An operator is scaled by a real number, got a {type(factor).__name__}.")
+        raise CurvlensError(f"An operator is scaled by a real number, got {a_kind(factor)}.")
     return Scaled(operator, float(factor))
 
 
@@ -173,9 +173,7 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
     if shape is None or len(shape) != 2 or not hasattr(matrix, "__matmul__"):
         closed = isinstance(getattr(matrix, "total", None), Form)
         hint = "A closed form becomes one by cl.operators.closed_form(H)." if closed else _DAMPING
-        raise CurvlensError(
-            f"Expected an operator (something with a 2-d shape and @), got a {type(matrix).__name__}. {hint}"
-        )
+        raise CurvlensError(f"Expected an operator (something with a 2-d shape and @), got {a_kind(matrix)}. {hint}")
     m, n = (int(side) for side in shape)
     rows = like.rows if like is not None and like.rows.size == m else Layout({"rows": (m,)})
     columns = (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from curvlens.blocks import By, Layout
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 from curvlens.memory import available_bytes, readable
 from curvlens.results import Solution
 
@@ -101,7 +101,7 @@ class Operator:
     def _checked(self, v: Any, dims: tuple[int, ...]) -> Tensor:
         """A vector or matrix of the right length, on the operator's device and in its dtype."""
         if not isinstance(v, Tensor) or v.ndim not in dims or v.shape[0] != self.columns.size:
-            given = f"shape {tuple(v.shape)}" if isinstance(v, Tensor) else f"a {type(v).__name__}"
+            given = f"shape {tuple(v.shape)}" if isinstance(v, Tensor) else a_kind(v)
             matrix = f", a ({self.columns.size}, k) matrix" if 2 in dims else ""
             raise CurvlensError(
                 f"{self!r} takes a vector of {self.columns.size} numbers{matrix} or a dict by parameter name, "

@@ -10,7 +10,7 @@ from torch import Tensor
 from curvlens.blocks import Layout
 from curvlens.calculus.attention import AttentionHessian, Root
 from curvlens.calculus.form import Form
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 from curvlens.operators.base import Operator, Progress
 
 
@@ -65,8 +65,8 @@ def closed_form(of: Any, part: Literal["outer", "functional", "total"] = "total"
     form = getattr(of, part, None)
     if not isinstance(form, Form):
         raise CurvlensError(
-            f"closed_form takes a Hessian of curvlens.calculus and part='outer', 'functional' or 'total'; got a "
-            f"{type(of).__name__} and {part!r}."
+            "closed_form takes a Hessian of curvlens.calculus and part='outer', 'functional' or 'total'; got "
+            f"{a_kind(of)} and {part!r}."
         )
     if isinstance(of, AttentionHessian):
         curvature = of.loss.outer

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from curvlens.blocks import Layout
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 from curvlens.losses import FromModel
 from curvlens.operators.base import Operator, Progress
 from curvlens.operators.engine import Product, engine_of
@@ -25,7 +25,7 @@ Root = Callable[[Graph, int], Sequence[Tensor]]
 def require_problem(problem: object, name: str) -> None:
     """An operator belongs to a problem."""
     if not isinstance(problem, Problem):
-        raise CurvlensError(f"{name} was given a {type(problem).__name__}, expected a Problem(model, data, loss).")
+        raise CurvlensError(f"{name} was given {a_kind(problem)}, expected a Problem(model, data, loss).")
 
 
 class Curvature(Operator):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import counts, is_zero, rows
-from curvlens.calculus.form import Form, Key
+from curvlens.calculus.form import Form, Key, not_a_part
 from curvlens.calculus.moments import Moments, moments
 from curvlens.calculus.terms import Given, Pair, Term
 from curvlens.errors import CurvlensError
@@ -81,6 +82,9 @@ class AttentionHessian:
             + ", ".join(f"{name} {a}×{b}" for name, (a, b) in self.total.shapes.items())
             + f"; {self.total.size} × {self.total.size})"
         )
+
+    def __getitem__(self, key: object) -> NoReturn:
+        not_a_part(key, ("total", "outer", "functional"))
 
     @cached_property
     @torch.inference_mode()  # a tenth of the time of small layers

@@ -18,7 +18,7 @@ from torch import Tensor
 from curvlens.calculus.behind import Outputs
 from curvlens.calculus.inputs import alike, require_room
 from curvlens.calculus.softmax import softmax
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 Kind = Literal["softmax", "linear"]
 Value = Tensor | tuple[Tensor, Tensor]
@@ -213,7 +213,7 @@ def _allowed(mask: Any, x: Tensor, keys: Tensor) -> Tensor | None:
             raise CurvlensError(f"mask='causal' with {size[0]} queries and {size[1]} keys: give a boolean tensor.")
         return torch.ones(1, *size, dtype=torch.bool, device=x.device).tril()
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        given = f"of {mask.dtype}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+        given = f"of {mask.dtype}" if isinstance(mask, Tensor) else a_kind(mask)
         raise CurvlensError(
             f"mask is {given}; expected None, 'causal' or a boolean tensor, True where attended (of a mask that is "
             "added to the scores: mask == 0)."

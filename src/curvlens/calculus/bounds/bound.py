@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from curvlens.errors import CurvlensError
+from curvlens.calculus.form import Form
+from curvlens.errors import CurvlensError, a_kind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bound:
     """Bounds on the spectral norms of the blocks, of their outer and of their functional part.
 
     >>> bound = Bound(("Q", "V"), torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
     >>> bound.block("Q", "V"), bound.total
     (1.0, 2.0)
+    >>> bound
+    Bound(total 2; Q 1, V 1)
     """
 
     names: tuple[str, ...]
     outer: Float[Tensor, "n n"]
     functional: Float[Tensor, "n n"]
+
+    def __repr__(self) -> str:
+        blocks = ", ".join(f"{name} {self.block(name, name):.3g}" for name in self.names)
+        return f"Bound(total {self.total:.3g}; {blocks})"
 
     @property
     def total(self) -> float:
@@ -37,14 +45,57 @@ class Bound:
         i, j = (self._at(name) for name in (first, second))
         return float(self.outer[i, j] + self.functional[i, j])
 
-    def tightness(self, norm: float) -> float:
-        """The true norm as a share of the bound, at most 1."""
+    def tightness(self, of: Any = None, *, spectral_norm: float | None = None) -> float:
+        """The true spectral norm ‖H‖₂ as a share of the bound, at most 1 (but for rounding).
+
+        Args:
+            of: The Hessian: a closed form, a `Form` of it, or a dense matrix, whose spectral norm is computed.
+            spectral_norm: Or this norm as a number, the largest |eigenvalue|. ``norm()`` of a closed form is another
+                one, the Frobenius norm.
+
+        >>> bound = Bound(("Q", "V"), torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+        >>> bound.tightness(torch.eye(2)), bound.tightness(spectral_norm=1.5)
+        (0.5, 0.75)
+        """
+        if (of is None) == (spectral_norm is None):
+            raise CurvlensError("tightness takes the Hessian or spectral_norm=, one of the two.")
+        norm, room = _spectral(of) if spectral_norm is None else (_size(spectral_norm), ROUNDING)
+        if not norm <= self.total * (1 + room):
+            raise CurvlensError(
+                f"The given norm is {norm:.6g} and larger than the bound, {self.total:.6g}, which the spectral norm of "
+                "this Hessian cannot be: is it a Frobenius norm, or of another Hessian?"
+            )
         return norm / self.total if self.total else 1.0
 
     def _at(self, name: str) -> int:
         if name not in self.names:
             raise CurvlensError(f"There is no block {name!r}; there are {', '.join(self.names)}.")
         return self.names.index(name)
+
+
+ROUNDING = 1e-6
+"""The spectral norm of a Hessian in float64 may be larger than its bound by this much."""
+
+
+def _size(number: Any) -> float:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
+        raise CurvlensError(f"spectral_norm={number!r}; expected ‖H‖₂, a finite number that is not negative.")
+    return float(number)
+
+
+def _spectral(of: Any) -> tuple[float, float]:
+    """‖·‖₂ of a closed form or a dense matrix, and how much of it may be rounding."""
+    form = getattr(of, "total", of)
+    matrix = form.dense() if isinstance(form, Form) else of
+    dense = isinstance(matrix, Tensor) and matrix.is_floating_point() and matrix.ndim == 2
+    if not dense or matrix.shape[0] != matrix.shape[1] or not matrix.isfinite().all():
+        given = f"a tensor of shape {tuple(of.shape)}, {of.dtype}" if isinstance(of, Tensor) else a_kind(of)
+        hint = " A number is named: tightness(spectral_norm=…)." if isinstance(of, (int, float)) else ""
+        raise CurvlensError(
+            f"tightness was given {given}, expected a closed form, a Form of it, or a finite symmetric matrix.{hint}"
+        )
+    rounding = max(ROUNDING, torch.finfo(matrix.dtype).eps ** 0.5)
+    return float(torch.linalg.matrix_norm(matrix.detach().double(), 2)), rounding
 
 
 P = ParamSpec("P")

@@ -30,11 +30,11 @@ def attention(
     WV: Float[Tensor, "d v"],
     target: Float[Tensor, "l v"],
     *,
-    moments: bool = False,
+    data: bool = False,
 ) -> Bound:
     """A bound for one head and one sample, square loss ‖F − Y‖²/(L d_V).
 
-    From the spectral norms of tokens and weights and from the residual alone; with ``moments`` from the attention
+    From the spectral norms of tokens and weights and from the residual alone; with ``data`` from the attention
     moments as well, which is typically within a factor of five of the truth.
 
     >>> X, W = torch.eye(3, 2).double(), torch.eye(2).double()
@@ -47,7 +47,7 @@ def attention(
     a, residual = of.attention[0, 0], of.output[0] - target
     c, root = 2 / target.numel(), WQ.shape[1] ** 0.5
     x, q, k, v = (_norm(t) for t in (X, WQ, WK, WV))
-    if moments:
+    if data:
         g = c * residual
         found = contracted(a, X, g @ WV.mT)
         covariance = torch.linalg.matrix_norm(found.second, 2).max()  # in the place of x²/2

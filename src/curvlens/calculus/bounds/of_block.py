@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, cast
 
+import torch
 from torch import Tensor
 
 from curvlens.calculus import norms
@@ -27,7 +28,8 @@ from curvlens.errors import CurvlensError
 Placement = Literal["pre", "post", "none"]
 INNER = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias")
 NORMS = ("norm1.scale", "norm1.shift", "norm2.scale", "norm2.shift")
-NAMES = (*NORMS[:2], "Q", "K", "V", "O", *NORMS[2:], *INNER)
+HEADED = ("Q", "K", "V", "O")
+NAMES = (*NORMS[:2], *HEADED, *NORMS[2:], *INNER)
 """All weights a block may have, in order."""
 
 
@@ -37,8 +39,9 @@ def block(
     weights: Mapping[str, Tensor],
     target: Tensor | None = None,
     *,
+    heads: int | None = None,
     norm: Placement = "pre",
-    kind: Kind = "layer",
+    norm_kind: Kind = "layer",
     eps: float = 1e-5,
     activation: str = "gelu",
     mask: str | Tensor | None = None,
@@ -50,18 +53,22 @@ def block(
 ) -> Bound:
     """A bound for one sample behind a Transformer block, for every weight of it and all together.
 
+    The weights and options of `curvlens.assembly.block` may be given as they are, q, k, v and o with ``heads``; but
+    attention has no biases here, and there is a feed-forward layer.
+
     Args:
         X: Tokens (L, d).
-        weights: By name, inputs first. Q, K and V are (d, d_K), (d, d_K) and (d, d_V), or have a leading axis of heads,
-            and so has O, (d_V, d), if there is one; up (d, m) and down (m, d); if there are any, gate (d, m), up_bias,
-            gate_bias, down_bias, norm1.scale, norm1.shift, norm2.scale and norm2.shift. What is not there is no
-            variable: a norm without a scale has ones.
+        weights: By name, inputs first. With ``heads``, as in `curvlens.assembly.block`; else Q, K and V are (d, d_K),
+            (d, d_K) and (d, d_V), or have a leading axis of heads, and so has O, (d_V, d), if there is one; up (d, m)
+            and down (m, d); if there are any, gate (d, m), up_bias, gate_bias, down_bias, norm1.scale, norm1.shift,
+            norm2.scale and norm2.shift. What is not there is no variable: a norm without a scale has ones.
         target: Y (L, d), for the square loss ‖y − Y‖²/(L d).
+        heads: How many heads q, k, v and o have, which are matrices: (d, heads·d_K), (d, heads·d_V) and (heads·d_V, d).
         norm: "pre" for y = u + mlp(norm2(u)), u = X + attn(norm1(X)); "post" for y = norm2(u + mlp(u)), u = norm1(X +
             attn(X)); "none" for skips alone.
-        kind: "layer" or "rms".
+        norm_kind: "layer" or "rms".
         eps: ε of both norms.
-        activation: As in `curvlens.calculus.feedforward.hessian`.
+        activation: As in `curvlens.calculus.feedforward.hessian`, or "swiglu": silu with a gate.
         mask: As in `curvlens.calculus.attention.hessian`.
         temperature: As there.
         grad: For any other loss, ∂ℓ/∂y, (L, d), or (a-priori) a bound on its norm alone.
@@ -76,16 +83,54 @@ def block(
     >>> prior.names, prior.total > data.total > 0
     (('Q', 'K', 'V', 'up', 'down'), True)
     """
-    of = _Block(X, weights, norm, kind, eps, activation, mask, temperature)
+    given = dict(weights) if heads is None else _stacked(weights, heads)
+    phi = "silu" if activation == "swiglu" and "gate" in weights else activation
+    of = _Block(X, given, norm, norm_kind, eps, phi, mask, temperature)
     outputs = Outputs(lambda: of.output()[None].to(X.dtype), (1, *X.shape), (), X)
     loss = seen(outputs, target, grad, curvature, data=data)
-    names = (*of.names, "X")
+    names = (*(name for name in of.names if name != "O" or heads is None or "o" in weights), "X")
     if data:
         t, functional = of.known(names, cast(Tensor, loss.gradient))
     else:
         t, functional = of.prior(names, cast(Sizes, loss.gradient))
     square = t[:, None] * t
-    return selected(names, wrt, loss.outer * square, loss.rest * square + functional)
+    shown = names if heads is None else [name.lower() if name in HEADED else name for name in names]
+    return selected(shown, wrt, loss.outer * square, loss.rest * square + functional)
+
+
+def _stacked(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """The weights of `curvlens.assembly.block` with an axis of heads: Q, K, V and O."""
+    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
+        raise CurvlensError(f"heads={heads!r}; expected a number of heads, 1 or more.")
+    missing = [name for name in ("q", "k", "v") if name not in weights and name.upper() not in weights]
+    if missing:
+        raise CurvlensError(f"A block with heads={heads} needs {', '.join(missing)}, as assembly.block takes them.")
+    for name in weights:
+        if name in HEADED:
+            raise CurvlensError(
+                f"heads={heads} and {name!r}, which has an axis of heads: leave heads= out, or give matrices "
+                "q, k, v and o, as assembly.block takes them."
+            )
+        if name in ("q_bias", "k_bias", "v_bias", "o_bias"):
+            raise CurvlensError(f"There is no bound with {name!r}: attention has no biases here.")
+    found = {name: weight for name, weight in weights.items() if name.upper() not in HEADED}
+    for name, weight in weights.items():
+        if name in found:
+            continue
+        alike({name: weight})
+        axis = 0 if name == "o" else 1
+        if weight.ndim != 2 or weight.shape[axis] % heads:
+            raise CurvlensError(
+                f"{name!r} has shape {tuple(weight.shape)}, expected a matrix of which {heads} heads share the "
+                f"{'rows' if name == 'o' else 'columns'}."
+            )
+        rows, columns = weight.shape
+        apart = weight.reshape(heads, -1, columns) if name == "o" else weight.reshape(rows, heads, -1).movedim(1, 0)
+        found[name.upper()] = apart
+    if "O" not in found:  # heads stand side by side
+        v = weights["v"]
+        found["O"] = torch.eye(v.shape[1], dtype=v.dtype, device=v.device).view(heads, -1, v.shape[1])
+    return found
 
 
 class _Block:
@@ -104,11 +149,19 @@ class _Block:
     ) -> None:
         if norm not in ("pre", "post", "none"):
             raise CurvlensError(f"norm={norm!r}; there are 'pre', 'post' and 'none'.")
+        if kind not in ("layer", "rms"):
+            raise CurvlensError(f"norm_kind={kind!r}; there are 'layer' and 'rms'.")
         self.norm, self.kind, self.eps, self.activation = norm, kind, eps, activation
         self.mask, self.temperature = mask, temperature
         known = [name for name in NAMES if norm != "none" or name not in NORMS]
         strange = [name for name in weights if name not in known]
         missing = [name for name in ("Q", "K", "V", "up", "down") if name not in weights]
+        for name in ("q", "k", "v", "o"):
+            if name in strange:
+                raise CurvlensError(
+                    f"{name!r} is a weight as assembly.block takes it: give heads= with it, or {name.upper()!r}, which "
+                    "may have an axis of heads."
+                )
         if strange or missing:
             what = f"does not know {', '.join(map(repr, strange))}" if strange else f"needs {', '.join(missing)}"
             raise CurvlensError(f"A block with norm={norm!r} {what}; its weights are {', '.join(known)}.")

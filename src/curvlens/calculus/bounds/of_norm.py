@@ -35,7 +35,7 @@ def norm(
     curvature: Curvature | tuple[Curvature, Curvature] | None = None,
     eps: float = 1e-5,
     kind: Kind = "layer",
-    wrt: str | None = "scale shift X",
+    wrt: str | None = None,
     data: bool = False,
 ) -> Bound:
     """A bound for one sample behind a norm, by its scale γ, its shift β and the tokens.
@@ -50,11 +50,12 @@ def norm(
             stands for a bound on it.
         eps: ε.
         kind: "layer" or "rms".
-        wrt: Words of what to differentiate by: ``scale``, ``shift``, ``X``; those that are not given are left out.
+        wrt: Words of what to differentiate by: ``scale``, ``shift``, ``X``; those that are not given are left out. None
+            for scale and shift, or X if neither is given.
         data: Take every token with its own s, n and gradient; else the largest and smallest of all tokens.
 
     >>> X, one = torch.eye(2, 3), torch.ones(3)
-    >>> bound = norm(X, one, grad=torch.ones(2, 3), curvature=0.0)
+    >>> bound = norm(X, one, grad=torch.ones(2, 3), curvature=0.0, wrt="scale X")
     >>> bound.names, bound.block("scale", "scale"), bound.block("X", "X") > 0
     (('scale', 'X'), 0.0, True)
     """
@@ -76,6 +77,7 @@ def norm(
         local = prior(sizes(x, spread(x, kind)), len(x), X.shape[1], gamma, beta, eps, kind)
         functional = local.bend(cast(Sizes, loss.gradient))
     names = [name for name in ("scale", "shift", "X") if given[name] is not None]
+    wrt = "X" if wrt is None and names == ["X"] else wrt
     words = None if wrt is None else " ".join(word for word in wrt.split() if given.get(word, X) is not None)
     j = torch.tensor([local.first[name] for name in names], dtype=torch.float64)
     square = j[:, None] * j

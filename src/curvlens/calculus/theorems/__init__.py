@@ -1,4 +1,7 @@
-"""The papers' statements, literally: readable beside the print, for small sizes, corrected where the print is wrong.
+"""The papers' statements, readable beside the print, for small sizes.
+
+They are literal, and corrected where the print is wrong; where a formula is lost in the copy that was read, it is
+derived anew (`theorem_1`). The docstrings say which.
 
 Functions are called by their number in the paper: lemma_1 and theorem_1 to theorem_4 are of that on the full
 block, all others of the one on self-attention. Those of an identity return its two sides; those of a derivative, a

@@ -15,7 +15,7 @@ from curvlens.calculus.inputs import alike
 from curvlens.calculus.moments import z1, z2
 from curvlens.calculus.softmax import jacobian, second_derivative
 from curvlens.calculus.vec import commutation, identity, kron, residual, shuffle, vec
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 
 Tokens = Float[Tensor, "l d"]
 Query = Float[Tensor, "d k"]
@@ -30,12 +30,12 @@ def _attention(X: Tensor, WQ: Tensor, WK: Tensor) -> Tensor:
     return scores.softmax(-1)
 
 
-def _check(X: Tensor, WV: Tensor | None = None, Y: Tensor | None = None, **score: Tensor) -> None:
+def check_matrices(X: Tensor, WV: Tensor | None = None, Y: Tensor | None = None, **score: Tensor) -> None:
     """One sample, one head: X (L, d), W_Q and W_K (d, d_K) or W_QK (d, d), W_V (d, d_V), Y (L, d_V)."""
     named = {"X": X, **score, "WV": WV, "Y": Y}
     for name, given in named.items():
         if isinstance(given, (tuple, list)):
-            raise CurvlensError(f"{name} is a {type(given).__name__}, expected one matrix: multiply a pair, down @ up.")
+            raise CurvlensError(f"{name} is {a_kind(given)}, expected one matrix: multiply a pair, down @ up.")
     tensors = {name: given for name, given in named.items() if given is not None}
     alike(tensors)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -80,7 +80,7 @@ def _by_key(WQ: Tensor) -> Tensor:
 
 def lemma_b_1(X: Tokens, WQ: Query, WK: Query, WV: Value) -> dict[str, Float[Tensor, "_ _"]]:
     """The Jacobians ∂F/∂W_V = A X ⊗ I and ∂F/∂W_Q = (I ⊗ W_Vᵀ Xᵀ)(∂A/∂T)(X ⊗ X W_K)/√d_K; and that by W_K."""
-    _check(X, WV, WQ=WQ, WK=WK)
+    check_matrices(X, WV, WQ=WQ, WK=WK)
     a = _attention(X, WQ, WK)
     front = kron(identity(X.shape[0], X), WV.T @ X.T) @ jacobian(a) / WQ.shape[1] ** 0.5
     key = kron(X @ WQ, X) @ commutation(WQ.shape[1], WQ.shape[0], X)
@@ -89,7 +89,7 @@ def lemma_b_1(X: Tokens, WQ: Query, WK: Query, WV: Value) -> dict[str, Float[Ten
 
 def theorem_3_1(X: Tokens, WQ: Query, WK: Query, WV: Value) -> Blocks:
     """The outer-product Hessian. As printed, with the key blocks added."""
-    _check(X, WV, WQ=WQ, WK=WK)
+    check_matrices(X, WV, WQ=WQ, WK=WK)
     a = _attention(X, WQ, WK)
     c, d_k = _scale(X, WV), WQ.shape[1]
     m1, z = a @ X, z1(a, X)
@@ -108,7 +108,7 @@ def theorem_3_1(X: Tokens, WQ: Query, WK: Query, WV: Value) -> Blocks:
 
 def theorem_3_2(X: Tokens, WQ: Query, WK: Query, WV: Value, Y: Outputs) -> Blocks:
     """The functional Hessian. As printed, with the key blocks added; that of W_V with itself is zero."""
-    _check(X, WV, Y, WQ=WQ, WK=WK)
+    check_matrices(X, WV, Y, WQ=WQ, WK=WK)
     a = _attention(X, WQ, WK)
     (length, d), (d_k, d_v), c = X.shape, (WQ.shape[1], WV.shape[1]), _scale(X, WV)
     difference = a @ X @ WV - Y
@@ -141,7 +141,7 @@ def lemma_4_1(X: Tokens, WQK: Square, WV: Value, Y: Outputs) -> Float[Tensor, "d
 
     Corrected: the factor c = 2/(L d_V) is missing in print.
     """
-    _check(X, WV, Y, WQK=WQK)
+    check_matrices(X, WV, Y, WQK=WQK)
     a = (X @ WQK @ X.T).softmax(-1)
     return _scale(X, WV) * _u(a, X, WV, a @ X @ WV - Y)
 
@@ -157,7 +157,7 @@ def remark_3_1(X: Tokens, WQ: Query, WK: Query) -> tuple[Float[Tensor, "_ _"], F
 
     Corrected: printed is X * Xᵀ * M3, which is not defined; the proof's blocks are x_i x_iᵀ ⊗ M3_i.
     """
-    _check(X, WQ=WQ, WK=WK)
+    check_matrices(X, WQ=WQ, WK=WK)
     a = _attention(X, WQ, WK)
     return z1(a, X), z2(a, X)
 
@@ -167,7 +167,7 @@ def remark_4_1(X: Tokens, WQ: Query, WK: Query, WV: Value, Y: Outputs) -> tuple[
 
     Σ = XᵀX/L, Ω = Xᵀ(F − Y)/L. Under a mask Σ differs from token to token: `curvlens.calculus.attention` has it.
     """
-    _check(X, WV, Y, WQ=WQ, WK=WK)
+    check_matrices(X, WV, Y, WQ=WQ, WK=WK)
     (length, d), d_k, d_v = X.shape, WQ.shape[1], WV.shape[1]
     difference = X @ WQ @ WK.T @ X.T @ X @ WV / d_k**0.5 - Y
     sigma, omega = X.T @ X / length, X.T @ difference / length
@@ -228,7 +228,7 @@ def remark_d_1(
     Corrected: both terms lack the factor c = 2/(L d_V) in print, and their blocks are in different orders. Here V =
     [P_Q P_K], and the order is (Q, K) in both.
     """
-    _check(X, WV, Y, WQ=WQ, WK=WK)
+    check_matrices(X, WV, Y, WQ=WQ, WK=WK)
     a = _attention(X, WQ, WK)
     c, d_k = _scale(X, WV), WQ.shape[1]
     difference = a @ X @ WV - Y

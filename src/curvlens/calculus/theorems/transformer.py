@@ -11,11 +11,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention import forward
-from curvlens.calculus.norms import normed
+from curvlens.calculus.feedforward import fit
+from curvlens.calculus.inputs import alike
+from curvlens.calculus.norms import normed, require_fit
+from curvlens.calculus.theorems.self_attention import check_matrices
 from curvlens.calculus.vec import identity, khatri_rao, kron
+from curvlens.errors import CurvlensError
 
 Tokens = Float[Tensor, "l d"]
 Square = Float[Tensor, "n n"]
+
+
+def _require_matrix(X: Tensor, scale: Tensor | None = None, **directions: Tensor) -> None:
+    """One sample: X (L, d)."""
+    require_fit(X, scale, **directions)
+    if X.ndim != 2:
+        hint = " One token is x[None]." if X.ndim == 1 else " Of several samples, take one at a time."
+        raise CurvlensError(f"X has shape {tuple(X.shape)}, expected (tokens, features).{hint}")
 
 
 def _parts(X: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,6 +54,7 @@ def theorem_1(
     constants of the print. `curvlens.calculus.bounds.attention` takes the norm of the matrix of the terms, which is
     never larger than M; a whole block, with norms and skips, has `curvlens.calculus.bounds.block`.
     """
+    check_matrices(X, WV, target, WQ=WQ, WK=WK)
     L, d_V, d_K = X.shape[0], WV.shape[1], WQ.shape[1]
     R = forward(X, WQ, WK, WV) - target
     x, q, k, v, r = (float(torch.linalg.matrix_norm(t, 2)) for t in (X, WQ, WK, WV, R))
@@ -69,6 +82,7 @@ def theorem_2(X: Tokens, scale: Float[Tensor, " d"] | None = None, *, eps: float
     The term with N comes from the derivative of D: without it, as in code that is about, the Jacobian of a random token
     is off by tens of percent.
     """
+    _require_matrix(X, scale)
     n, inverse, c = _parts(X, eps)
     d = X.shape[1]
     plain = kron(inverse.diag(), c) - n.T @ inverse.diag() @ n / d
@@ -81,6 +95,7 @@ def theorem_3(X: Tokens, grad: Tokens, scale: Float[Tensor, " d"] | None = None,
     −[(I * P)ᵀ D² (I * N) + (I * N)ᵀ D² (I * P) + Θ D² ⊗ C − (3/d)(I * N)ᵀ Θ D² (I * N)]/d with P = (G diag γ) C and Θ =
     diag(p_i · n_i). Block diagonal: LayerNorm couples the entries of a token, and no two tokens.
     """
+    _require_matrix(X, scale, grad=grad)
     n, inverse, c = _parts(X, eps)
     rows, d = X.shape
     pulled = (grad if scale is None else grad * scale) @ c
@@ -102,7 +117,12 @@ def theorem_4(X: Tokens, up: Float[Tensor, "d m"], down: Float[Tensor, "m o"]) -
     ∂/∂W_down = relu(X W_up) ⊗ I, ∂/∂W_up = (I ⊗ W_downᵀ) J (X ⊗ I) and ∂/∂X = I + (I ⊗ W_downᵀ) J (I ⊗ W_upᵀ) with the
     Jacobian J of the ReLU; the residual adds the identity.
     """
+    alike({"X": X, "up": up, "down": down})
+    _require_matrix(X)
+    fit(X, {"up": up, "down": down})
     rows, d = X.shape
+    if down.shape[1] != d:
+        raise CurvlensError(f"down has shape {tuple(down.shape)}, expected {(up.shape[1], d)}: the residual adds X.")
     z = X @ up
     back = kron(identity(rows, X), down.T) @ lemma_1(z)
     return {
