@@ -1,61 +1,394 @@
-"""Attention written out: the same numbers as torch's, and derivatives of every order."""
+"""Attention: the same numbers as torch's, two derivatives in every mode, by tiles and written out."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import grad, hessian, jacrev, jvp, linearize, vjp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import curvlens as cl
-from curvlens.sdpa import scaled_dot_product_attention
+from curvlens.sdpa import attention, tiles
+
+scaled_dot_product_attention: Any = cl.sdpa.scaled_dot_product_attention
+D = torch.float64
+Options = dict[str, Any]
 
 
-def qkv(heads: int, groups: int, lq: int, lk: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    g = torch.Generator().manual_seed(seed)
-    shapes = ((2, heads, lq, d), (2, groups, lk, d), (2, groups, lk, d + 1))
-    q, k, v = (torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes)
-    return q, k, v
+@pytest.fixture(params=["tiles", "plain"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways, whatever the length; tiles of a few numbers, so that lengths do not divide them."""
+    monkeypatch.setattr(attention, "SHORT", -1 if request.param == "tiles" else 10**9)
+    monkeypatch.setattr(tiles, "NUMBERS", 6)
+    monkeypatch.setattr(tiles, "FEWEST", 2)
+    found: str = request.param
+    return found
 
 
+@pytest.fixture
+def tiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "SHORT", -1)
+    monkeypatch.setattr(tiles, "NUMBERS", 40)
+    monkeypatch.setattr(tiles, "FEWEST", 3)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=D)
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """The definition, with every matrix written out and every head of keys repeated."""
+    if options.get("enable_gqa"):
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    scale = options.get("scale")
+    scores = torch.einsum("...ld,...md->...lm", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if options.get("softcap") is not None:
+        scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+    length, keys = scores.shape[-2:]
+    seen = torch.ones(scores.shape, dtype=torch.bool)
+    own = keys - length if options.get("is_causal") == "bottom-right" else 0
+    away = torch.arange(keys) - torch.arange(length)[:, None] - own  # how far behind its own position a key is
+    if options.get("is_causal"):
+        seen = seen & (away <= 0)
+    window = options.get("window")
+    if isinstance(window, int):
+        seen = seen & (away.abs() < window)
+    elif window is not None:
+        seen = seen & (away >= -(window[0] if window[0] is not None else 10**6))
+        seen = seen & (away <= (window[1] if window[1] is not None else 10**6))
+    for extra in (options.get("attn_mask"), options.get("bias")):
+        if extra is not None and extra.dtype == torch.bool:
+            seen = seen & extra
+        elif extra is not None:
+            seen = seen & (extra != -math.inf)
+            scores = scores + extra.masked_fill(extra == -math.inf, 0.0)
+    scores = torch.where(seen, scores, -1e300)
+    weights = torch.where(seen, (scores - scores.amax(-1, keepdim=True)).exp(), 0.0)
+    total = weights.sum(-1, keepdim=True)
+    mixed: Tensor = (weights / torch.where(total == 0, 1.0, total)) @ v
+    return mixed
+
+
+def shaped(heads: int = 2, groups: int = 2, lq: int = 5, lk: int = 5, d: int = 3, e: int = 2) -> tuple[Tensor, ...]:
+    return random(2, heads, lq, d), random(2, groups, lk, d, seed=1), random(2, groups, lk, e, seed=2)
+
+
+MASK = torch.rand(2, 1, 5, 5, generator=torch.Generator().manual_seed(3)) > 0.4
+MASK[0, 0, 2] = False  # a query that sees nothing
+ADDED = random(1, 2, 5, 5, seed=5).masked_fill(torch.eye(5, dtype=torch.bool).roll(1, 0), -math.inf)
+
+CASES: dict[str, tuple[Options, Options]] = {
+    "all": ({}, {}),
+    "causal": ({}, {"is_causal": True}),
+    "scaled": ({}, {"scale": 0.3, "is_causal": "top-left"}),
+    "mask": ({}, {"attn_mask": MASK}),
+    "mask of keys": ({"heads": 1, "groups": 1}, {"attn_mask": torch.tensor([True, True, True, False, True])}),
+    "mask and causal": ({}, {"attn_mask": MASK, "is_causal": True}),
+    "added": ({}, {"attn_mask": ADDED}),
+    "window": ({}, {"window": 2}),
+    "one-sided window": ({}, {"window": (1, None)}),
+    "window and causal": ({}, {"window": 2, "is_causal": True}),
+    "groups": ({"heads": 4, "groups": 2}, {"enable_gqa": True, "is_causal": True}),
+    "one group": ({"heads": 3, "groups": 1}, {"enable_gqa": True, "attn_mask": MASK}),
+    "few keys": ({"lk": 3}, {"is_causal": True}),
+    "many keys": ({"lq": 3, "lk": 7}, {"is_causal": "bottom-right"}),
+    "more queries than keys": ({"lq": 7, "lk": 4}, {"is_causal": "bottom-right", "window": 3}),
+    "one of each": ({"heads": 1, "groups": 1, "lq": 1, "lk": 1, "d": 1, "e": 1}, {}),
+    "soft cap": ({}, {"softcap": 0.8, "is_causal": True}),
+}
+BIASES: dict[str, tuple[Options, Options, tuple[int, ...]]] = {
+    "bias": ({}, {}, (1, 2, 5, 5)),
+    "bias of keys": ({}, {"is_causal": True}, (2, 1, 1, 5)),
+    "bias of all": ({"heads": 4, "groups": 2}, {"enable_gqa": True, "attn_mask": MASK}, (2, 4, 5, 5)),
+    "bias of heads": ({"heads": 4, "groups": 2}, {"enable_gqa": True}, (4, 1, 1)),
+    "bias and cap": ({}, {"softcap": 0.7, "attn_mask": ADDED}, (1, 2, 5, 5)),
+}
+Attention = Callable[..., Tensor]
+
+
+def posed(name: str) -> tuple[tuple[Tensor, ...], Callable[[Attention], Attention]]:
+    """Inputs, among them a bias, and a way to make a function of them."""
+    if name in CASES:
+        shape, options = CASES[name]
+        return shaped(**shape), lambda of: lambda q, k, v: of(q, k, v, **options)
+    shape, options, size = BIASES[name]
+    return (*shaped(**shape), random(*size, seed=7)), lambda of: lambda q, k, v, b: of(q, k, v, bias=b, **options)
+
+
+def close(one: Any, other: Any, rtol: float = 1e-11) -> None:
+    pairs = list(zip(tree_leaves(one), tree_leaves(other), strict=True))
+    size = max([1e-3, *(float(b.abs().max()) for _, b in pairs if b.numel())])
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * size)
+
+
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", [*CASES, *BIASES])
+def test_gradcheck_in_all_modes(name: str, fast: bool, way: str) -> None:
+    """Against finite differences: along one direction if it is to be fast, else every number."""
+    inputs, of = posed(name)
+    inputs = tuple(x.requires_grad_() for x in inputs)
+    function = of(scaled_dot_product_attention)
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True, fast_mode=fast)
+    few = fast or sum(x.numel() for x in inputs) > 200
+    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, check_rev_over_rev=True, fast_mode=few)
+
+
+def loss_of(function: Attention) -> Callable[..., Tensor]:
+    def loss(*inputs: Tensor) -> Tensor:
+        y = function(*inputs)
+        return (y * torch.linspace(0.5, 1.5, y.numel(), dtype=D).view(y.shape)).sin().sum()
+
+    return loss
+
+
+TRANSFORMS: dict[str, Callable[[Callable[..., Tensor], tuple[Tensor, ...], tuple[Tensor, ...]], Any]] = {
+    "value": lambda f, x, u: f(*x),
+    "jvp of grad": lambda f, x, u: jvp(grad(f, tuple(range(len(x)))), x, u),
+    "vjp of grad": lambda f, x, u: vjp(grad(f, tuple(range(len(x)))), *x)[1](u),
+    "grad of jvp": lambda f, x, u: grad(lambda *y: jvp(f, y, u)[1], tuple(range(len(x))))(*x),
+    "jvp of jvp": lambda f, x, u: jvp(lambda *y: jvp(f, y, u)[1], x, tuple(y.cos() for y in x))[1],
+    "jvp of jvp along what moves": lambda f, x, u: jvp(
+        lambda *y: jvp(f, y, tuple(z.sin() for z in y))[1], x, tuple(y.cos() for y in x)
+    )[1],
+    "hessian": lambda f, x, u: hessian(f, tuple(range(len(x))))(*x),
+    "jacrev of jacrev": lambda f, x, u: jacrev(jacrev(f, tuple(range(len(x)))), tuple(range(len(x))))(*x),
+    "vmap of jvp of grad": lambda f, x, u: vmap(lambda *w: jvp(grad(f, tuple(range(len(x)))), x, w)[1])(
+        *(torch.stack([y, 2 * y, y.sin()]) for y in u)
+    ),
+    "vmap of vjp of grad": lambda f, x, u: vmap(
+        lambda q: vjp(grad(f, tuple(range(len(x)))), q, *x[1:])[1](u), in_dims=1
+    )(torch.stack([x[0], x[0].sin()], 1)),
+    "linearize": lambda f, x, u: linearize(f, *x)[1](*u),
+    "linearize of grad": lambda f, x, u: linearize(grad(f, tuple(range(len(x)))), *x)[1](*u),
+}
+
+
+PAIRS = [
+    (name, transform)
+    for name in [*CASES, *BIASES]
+    for transform in TRANSFORMS
+    # these are as large as all inputs squared, and made of the same kernels
+    if transform not in ("hessian", "jacrev of jacrev") or name in ("causal", "groups", "bias", "bias and cap")
+]
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+@pytest.mark.parametrize(("name", "transform"), PAIRS)
+def test_transformations(name: str, transform: str, way: str) -> None:
+    """Every composition of two, against the definition."""
+    x, of = posed(name)
+    u = tuple(y.flip(-1).cos() for y in x)
+    ours, truth = (TRANSFORMS[transform](loss_of(of(f)), x, u) for f in (scaled_dot_product_attention, naive))
+    close(ours, truth)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     heads=st.sampled_from([(1, 1), (2, 2), (4, 2), (4, 1)]),
-    lq=st.integers(1, 5),
-    lk=st.integers(1, 5),
-    d=st.integers(1, 4),
+    lq=st.integers(1, 9),
+    lk=st.integers(1, 9),
+    d=st.sampled_from([1, 2, 3, 8]),
+    e=st.integers(1, 3),
     mask=st.sampled_from(["none", "causal", "bool", "additive", "infinite"]),
     scale=st.sampled_from([None, 0.3]),
 )
-def test_equal_to_torch(heads: tuple[int, int], lq: int, lk: int, d: int, mask: str, scale: float | None) -> None:
-    """Values and gradients; a mask may leave a query nothing to look at."""
-    q, k, v = qkv(*heads, lq, lk, d)
-    generator = torch.Generator().manual_seed(lq * lk)
-    keep = torch.rand(2, 1, lq, lk, generator=generator) > 0.4
-    options: dict[str, Any] = {"scale": scale, "enable_gqa": heads[0] != heads[1]}
+def test_any_shape(
+    way: str, heads: tuple[int, int], lq: int, lk: int, d: int, e: int, mask: str, scale: float | None
+) -> None:
+    """Values and gradients as torch's, products with the Hessian as the definition's; a mask may leave nothing."""
+    q, k, v = (x.requires_grad_() for x in shaped(*heads, lq, lk, d, e))
+    keep = torch.rand(2, 1, lq, lk, generator=torch.Generator().manual_seed(lq * lk)) > 0.4
+    options: Options = {"scale": scale, "enable_gqa": heads[0] != heads[1]}
     if mask == "causal":
         options["is_causal"] = True
     elif mask == "bool":
         options["attn_mask"] = keep
     elif mask == "additive":
-        options["attn_mask"] = torch.randn(2, 1, lq, lk, generator=generator, dtype=torch.float64)
+        options["attn_mask"] = random(2, 1, lq, lk)
     elif mask == "infinite":
-        options["attn_mask"] = torch.zeros(2, 1, lq, lk, dtype=torch.float64).masked_fill(~keep, -torch.inf)
+        options["attn_mask"] = torch.zeros(2, 1, lq, lk, dtype=D).masked_fill(~keep, -math.inf)
     ours, theirs = scaled_dot_product_attention(q, k, v, **options), F.scaled_dot_product_attention(q, k, v, **options)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
-    g = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
-    for a, b in zip(torch.autograd.grad(ours, (q, k, v), g), torch.autograd.grad(theirs, (q, k, v), g), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
+    close(ours, theirs, 1e-12)
+    g = random(*ours.shape, seed=9)
+    close(torch.autograd.grad(ours, (q, k, v), g), torch.autograd.grad(theirs, (q, k, v), g))
+    close(product(scaled_dot_product_attention, (q, k, v), options), product(naive, (q, k, v), options))
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.eye(3, dtype=torch.bool).roll(1, 0)}])
-def test_second_derivatives(options: dict[str, Any]) -> None:
-    inputs = qkv(2, 2, 3, 3, 2)
-    assert torch.autograd.gradcheck(lambda *x: scaled_dot_product_attention(*x, **options), inputs)
-    assert torch.autograd.gradgradcheck(lambda *x: scaled_dot_product_attention(*x, **options), inputs)
+def product(function: Attention, inputs: tuple[Tensor, ...], options: Options) -> tuple[Tensor, ...]:
+    """H u of the sum of squares, by reverse over reverse."""
+    gradient = torch.autograd.grad(function(*inputs, **options).square().sum(), inputs, create_graph=True)
+    return torch.autograd.grad(gradient, inputs, [x.detach().flip(-1).cos() for x in inputs])
+
+
+@pytest.mark.parametrize("d", [1, 2, 7, 16, 33, 64, 100, 128])
+def test_sizes_of_heads(d: int, tiled: None) -> None:
+    inputs = tuple(x.requires_grad_() for x in shaped(4, 2, 13, 17, d, d))
+    options = {"is_causal": "bottom-right", "enable_gqa": True}
+    close(product(scaled_dot_product_attention, inputs, options), product(naive, inputs, options))
+
+
+@pytest.mark.parametrize("length", [700, pytest.param(2500, marks=pytest.mark.full)])
+def test_lengths_at_which_tiles_are_taken_by_themselves(length: int) -> None:
+    q, k, v = (random(1, 2, length, 8, seed=i).requires_grad_() for i in range(3))
+    for options in ({"is_causal": True}, {"window": 100}, {"attn_mask": random(1, 1, 1, length) > -1}):
+        close(product(scaled_dot_product_attention, (q, k, v), options), product(naive, (q, k, v), options))
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The largest tensor that an operation gives."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(x.numel() for x in tree_leaves(result) if isinstance(x, Tensor))])
+        return result
+
+
+def test_no_matrix_of_all_scores() -> None:
+    length = 1500
+    inputs = tuple(torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
+    with Largest() as seen:  # type: ignore[no-untyped-call]
+        product(scaled_dot_product_attention, inputs, {"attn_mask": torch.ones(1, length, dtype=torch.bool)})
+    assert seen.numbers < length**2 / 4
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03), (torch.float16, 0.004)])
+def test_lower_precision(dtype: torch.dtype, rtol: float, way: str) -> None:
+    """Half precision is summed in float32: what is lost is lost in the inputs and in what is handed on."""
+    exact = tuple(x.to(dtype).to(D).requires_grad_() for x in shaped(2, 2, 9, 9, 8, 8))
+    inputs = tuple(x.detach().to(dtype).requires_grad_() for x in exact)
+    found = product(scaled_dot_product_attention, inputs, {"is_causal": True})
+    assert all(x.dtype == dtype for x in found)
+    for a, b in zip(found, product(naive, exact, {"is_causal": True}), strict=True):
+        assert (a.to(D) - b).norm() < rtol * b.norm()
+
+
+# At the borders
+
+
+def test_a_query_that_sees_nothing(way: str) -> None:
+    mask = torch.zeros(5, 5, dtype=torch.bool)
+    mask[3] = True
+    for options in ({"attn_mask": mask}, {"attn_mask": torch.zeros(5, 5, dtype=D).masked_fill(~mask, -math.inf)}):
+        q, k, v = (x.requires_grad_() for x in shaped())
+        y = scaled_dot_product_attention(q, k, v, **options)
+        assert y[..., [0, 1, 2, 4], :].eq(0).all()
+        gradient = torch.autograd.grad(y.sin().sum(), (q, k, v), create_graph=True)
+        second = torch.autograd.grad(gradient, (q, k, v), [torch.ones_like(x) for x in gradient])
+        for x in (gradient[0], second[0]):
+            assert x[..., [0, 1, 2, 4], :].eq(0).all()
+            assert x[..., 3, :].ne(0).all()
+        assert all(x.isfinite().all() for x in second)
+
+
+def test_axes_of_any_number_and_memory_in_any_order(way: str) -> None:
+    q, k, v = random(6, 3), random(6, 3, seed=1), random(6, 2, seed=2)
+    close(scaled_dot_product_attention(q, k, v), naive(q, k, v))
+    q, k, v = random(2, 1, 3, 6, 3), random(3, 6, 3, seed=1), random(1, 4, 1, 6, 2, seed=2)
+    close(scaled_dot_product_attention(q, k, v), naive(q, k, v))
+    mask = random(2, 1, 3, 6, 6) > 0
+    close(scaled_dot_product_attention(q, k, v, mask), naive(q, k, v, attn_mask=mask))
+    turned = random(2, 5, 4, 3).transpose(1, 2)
+    close(scaled_dot_product_attention(turned, turned, turned), naive(turned, turned, turned))
+    backwards = random(2, 4, 3, 5).mT.flip(2)
+    close(scaled_dot_product_attention(backwards, backwards, backwards), naive(backwards, backwards, backwards))
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 5), (2, 0, 5, 5), (2, 2, 0, 5), (2, 2, 5, 0), (2, 2, 0, 0)])
+def test_nothing_to_attend(shape: tuple[int, ...], way: str) -> None:
+    batch, heads, lq, lk = shape
+    q = torch.randn(batch, heads, lq, 3, dtype=D, requires_grad=True)
+    k = torch.randn(batch, heads, lk, 3, dtype=D, requires_grad=True)
+    y = scaled_dot_product_attention(q, k, k, is_causal=True)
+    assert y.shape == (batch, heads, lq, 3)
+    assert y.eq(0).all()
+    gradient = torch.autograd.grad(y.square().sum(), (q, k), create_graph=True)
+    second = torch.autograd.grad(gradient, (q, k), [torch.ones_like(x) for x in gradient], materialize_grads=True)
+    assert all(x.eq(0).all() for x in (*gradient, *second))
+
+
+def test_nan_is_not_hidden(way: str) -> None:
+    for which in range(3):
+        inputs = list(shaped())
+        inputs[which] = inputs[which].clone()
+        inputs[which][0, 0, 0, 0] = math.nan
+        leaves = tuple(x.requires_grad_() for x in inputs)
+        y = scaled_dot_product_attention(*leaves, is_causal=True)
+        assert y[0, 0].isnan().any()
+        assert not y[0, 1].isnan().any()
+        assert any(x.isnan().any() for x in product(scaled_dot_product_attention, leaves, {"is_causal": True}))
+
+
+def test_scores_that_are_large(way: str) -> None:
+    q, k, v = shaped()
+    close(scaled_dot_product_attention(1e3 * q, k, v), naive(1e3 * q, k, v))
+    inputs = tuple(x.requires_grad_() for x in (300 * q, k, v))
+    close(product(scaled_dot_product_attention, inputs, {}), product(naive, inputs, {}), 1e-9)
+
+
+def test_a_third_derivative_is_an_error(tiled: None) -> None:
+    q = random(1, 1, 4, 2).requires_grad_()
+
+    def second(x: Tensor) -> Tensor:
+        (g,) = torch.autograd.grad(scaled_dot_product_attention(x, x, x).sin().sum(), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sin().sum(), x, create_graph=True)
+        return h
+
+    with pytest.raises(cl.CurvlensError, match="third derivative"):
+        torch.autograd.grad(second(q).sin().sum(), q)
+    with pytest.raises(cl.CurvlensError, match="third derivative"):
+        jvp(hessian(lambda x: scaled_dot_product_attention(x, x, x).sin().sum()), (q.detach(),), (q.detach(),))
+
+
+BAD: dict[str, tuple[Options, str]] = {
+    "features": ({"key": random(2, 2, 5, 4)}, r"the same number of features; given are query \(2, 2, 5, 3\), key"),
+    "lengths": ({"value": random(2, 2, 4, 3)}, "key and value need the same length"),
+    "heads": ({"key": random(2, 3, 5, 3), "value": random(2, 3, 5, 3)}, "leading axes do not fit.*enable_gqa=True"),
+    "groups": (
+        {"key": random(2, 3, 5, 3), "value": random(2, 3, 5, 3), "enable_gqa": True},
+        "have to divide those of the queries",
+    ),
+    "dtype": ({"key": random(2, 2, 5, 3).float()}, "key is torch.float32"),
+    "integers": ({"query": torch.ones(2, 2, 5, 3).long()}, r"query is \(2, 2, 5, 3\), torch.int64"),
+    "no tensor": ({"value": [1.0]}, "value is list"),
+    "one axis": ({"value": random(3)}, r"value is \(3,\)"),
+    "mask": ({"attn_mask": torch.ones(4, 5, dtype=torch.bool)}, r"attn_mask has shape \(4, 5\).*\(2, 2, 5, 5\)"),
+    "wide mask": ({"attn_mask": torch.ones(3, 1, 1, 5, 5, dtype=torch.bool)}, "expected one that can be broadcast"),
+    "mask of integers": ({"attn_mask": torch.ones(5, 5).long()}, "attn_mask is torch.int64"),
+    "bias of booleans": ({"bias": torch.ones(5, 5, dtype=torch.bool)}, "bias is torch.bool"),
+    "dropout": ({"dropout_p": 0.1}, r"model.eval\(\)"),
+    "causal": ({"is_causal": "left"}, "'top-left' and 'bottom-right'"),
+    "window": ({"window": 0}, "window=0; expected"),
+    "pair": ({"window": (1, 2, 3)}, "expected a number of keys"),
+    "scale": ({"scale": "a"}, "scale='a'; expected a number"),
+    "cap": ({"softcap": 0.0}, "softcap=0.0; expected a positive"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit(name: str) -> None:
+    given, message = BAD[name]
+    plain: dict[str, Any] = dict(zip(("query", "key", "value"), shaped(e=3), strict=True))
+    with pytest.raises(cl.CurvlensError, match=message):
+        scaled_dot_product_attention(**{**plain, **given})
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        scaled_dot_product_attention(**plain, softness=1)
+
+
+# The mode
 
 
 def differentiates_twice(function: Any) -> bool:
@@ -98,9 +431,3 @@ def test_multi_head_attention_inside_the_mode() -> None:
         (g,) = torch.autograd.grad(inside.square().sum(), x, create_graph=True)
         torch.autograd.grad(g.square().sum(), x)
     torch.testing.assert_close(inside, plain, rtol=1e-13, atol=1e-14)
-
-
-def test_dropout_is_refused() -> None:
-    q = torch.randn(1, 1, 2, 2)
-    with pytest.raises(cl.CurvlensError, match=r"model.eval\(\)"):
-        scaled_dot_product_attention(q, q, q, dropout_p=0.1)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from curvlens.batches import is_namedtuple
+from curvlens.sdpa import scaled_dot_product_attention
 from curvlens.sdpa.mode import multi_head_attention
-from curvlens.sdpa.reference import scaled_dot_product_attention
 
 STEPS = ("scores", "softmax", "mix")
 """Of scaled dot-product attention, in their order."""

@@ -1,6 +1,7 @@
-"""Attention that can be differentiated twice."""
+"""Attention that can be differentiated twice, in linear memory."""
 
+from curvlens.sdpa.attention import scaled_dot_product_attention
+from curvlens.sdpa.huggingface import register
 from curvlens.sdpa.mode import second_order
-from curvlens.sdpa.reference import scaled_dot_product_attention
 
-__all__ = ["scaled_dot_product_attention", "second_order"]
+__all__ = ["register", "scaled_dot_product_attention", "second_order"]

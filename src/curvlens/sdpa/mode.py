@@ -2,7 +2,7 @@
 
 torch's fused kernels have neither a double backward nor forward-mode derivatives (pytorch#116350). Inside
 `second_order` every call of ``F.scaled_dot_product_attention``, be it from Hugging Face, ``nn.MultiheadAttention`` or
-the user's own code, takes the written-out formula. The mode belongs to the thread, nests, and ends with its block.
+the user's own code, takes ours. The mode belongs to the thread, nests, and ends with its block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from curvlens.sdpa.reference import scaled_dot_product_attention
+from curvlens.sdpa.attention import scaled_dot_product_attention
 
 
 def _not_overridden(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,201 @@
+"""`scaled_dot_product_attention`: the signature of torch's, two derivatives in every mode, and linear memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+from curvlens.sdpa import plain
+from curvlens.sdpa.functions import Attend
+from curvlens.sdpa.kernels import Inputs, computed_in
+from curvlens.sdpa.tiles import Spec
+
+SHORT = 512
+"""Keys up to which the written-out formula is faster."""
+Causal = bool | Literal["top-left", "bottom-right"]
+Window = int | tuple[int | None, int | None]
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: Causal = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    bias: Tensor | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    after: plain.Step | None = None,
+) -> Tensor:
+    """softmax(scale · Q Kᵀ + bias) V, as ``torch.nn.functional.scaled_dot_product_attention``.
+
+    It can be differentiated twice, in forward and in reverse mode and in every mixture of them, and holds no matrix of
+    scores: memory grows with the length, not with its square. A query that sees no key gets 0, and so do its
+    derivatives. A third derivative is an error.
+
+    Args:
+        query: (…, heads, L, d).
+        key: (…, heads, M, d); (…, groups, M, d) with ``enable_gqa``.
+        value: (…, heads, M, e), or groups.
+        attn_mask: boolean, True where a query may look, or numbers to add to the scores; of a shape that can be
+            broadcast to (…, heads, L, M), to which it is never expanded.
+        dropout_p: has to be 0: a random loss has no second derivative.
+        is_causal: a query sees no later keys. True and "top-left": query i sees the keys up to i; "bottom-right": the
+            last query sees the last key. It may be combined with a mask.
+        scale: of the scores; 1/√d if not given.
+        enable_gqa: heads of queries share the heads of keys, in groups that follow each other.
+        bias: numbers to add to the scores, like a mask; for what is learned, as relative positions. Its derivative is
+            as large as it is: give it with size 1 in every axis that it does not depend on.
+        window: w, a query sees the keys less than w positions away; or (before, after), how many it sees on either
+            side of its own, None for all. Positions are aligned as by ``is_causal``.
+        softcap: t, scores are t tanh(scale · Q Kᵀ/t).
+        after: is shown what the steps "scores", "softmax" and "mix" give, and gives what the next one takes; then all
+            scores are held.
+
+    >>> q = torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    >>> y = scaled_dot_product_attention(q, q, q, is_causal=True)
+    >>> (g,) = torch.autograd.grad(y.square().sum(), q, create_graph=True)
+    >>> torch.autograd.grad(g.square().sum(), q)[0].shape
+    torch.Size([1, 2, 5, 4])
+    """
+    if dropout_p:
+        raise CurvlensError(f"Attention dropout of {dropout_p} is active: a random loss has no Hessian. model.eval()")
+    _check(query, key, value, enable_gqa)
+    width = query.shape[-1]
+    low, high = _sight(is_causal, window, query.shape[-2], key.shape[-2])
+    spec = Spec(_number("scale", width**-0.5 if scale is None and width else scale, 1.0), low, high, softcap)
+    if softcap is not None and not _number("softcap", softcap, 0.0) > 0:
+        raise CurvlensError(f"softcap={softcap!r}; expected a positive number.")
+    q, k, v, outer = _by_groups(query, key, value)
+    mask, added = _masks(attn_mask, bias, query, outer, q.shape, key.shape[-2])
+    at = Inputs(q, k, v, added, mask)
+    if after is not None or key.shape[-2] <= SHORT:
+        o = plain.attend(at, spec) if after is None else plain.attend(at, spec, after)
+    else:
+        o = Attend.apply(*at, spec)[0]  # type: ignore[no-untyped-call]
+    return o.reshape(*outer, query.shape[-2], value.shape[-1])
+
+
+def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def _number(name: str, given: Any, default: float) -> float:
+    given = default if given is None else given
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise CurvlensError(f"{name}={given!r}; expected a number.")
+    return float(given)
+
+
+def _check(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
+    given = {"query": query, "key": key, "value": value}
+    for name, x in given.items():
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
+            what = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            raise CurvlensError(f"{name} is {what}; expected real numbers (…, heads, length, features).")
+        if (x.dtype, x.device) != (query.dtype, query.device):
+            raise CurvlensError(
+                f"query is {query.dtype} on {query.device}, {name} is {x.dtype} on {x.device}: bring them to one."
+            )
+    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
+    if query.shape[-1] != key.shape[-1]:
+        raise CurvlensError(f"query and key need the same number of features; given are {shapes}.")
+    if key.shape[-2] != value.shape[-2]:
+        raise CurvlensError(f"key and value need the same length; given are {shapes}.")
+    if enable_gqa and query.ndim > 2:
+        heads, groups = query.shape[-3], {x.shape[-3] if x.ndim > 2 else 1 for x in (key, value)}
+        if any(not group or heads % group for group in groups):
+            raise CurvlensError(f"enable_gqa: the heads of the keys have to divide those of the queries; {shapes}.")
+        return
+    try:
+        _broadcast(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    except RuntimeError as error:
+        hint = " For heads that share keys give enable_gqa=True." if min(map(Tensor.dim, given.values())) > 2 else ""
+        raise CurvlensError(f"The leading axes do not fit: {shapes}.{hint}") from error
+
+
+def _sight(causal: Any, window: Any, queries: int, keys: int) -> tuple[int | None, int | None]:
+    """From which to which key, counted from its own, a query sees."""
+    if causal not in (False, True, "top-left", "bottom-right"):
+        raise CurvlensError(f"is_causal={causal!r}; there are False, True, 'top-left' and 'bottom-right'.")
+    own = keys - queries if causal == "bottom-right" else 0
+    high = own if causal else None
+    if window is None:
+        return None, high
+    whole = isinstance(window, int) and not isinstance(window, bool)
+    sides = (window - 1, window - 1) if whole else window
+    sound = isinstance(sides, tuple) and len(sides) == 2
+    if not sound or any(s is not None and (isinstance(s, bool) or not isinstance(s, int) or s < 0) for s in sides):
+        raise CurvlensError(f"window={window!r}; expected a number of keys, 1 or more, or a pair (before, after).")
+    before, behind = sides
+    ahead = None if behind is None else own + behind
+    return None if before is None else own - before, ahead if high is None or ahead is None else min(high, ahead)
+
+
+def _by_groups(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+    """q (B, H, g, L, d), k and v (B, H, M, ·), and the leading axes of the result."""
+    q, k, v = (x[None] if x.ndim == 2 else x for x in (query, key, value))
+    heads, groups = q.shape[-3], max(k.shape[-3], v.shape[-3])
+    batch = _broadcast(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    if heads < groups:  # one head of queries for all keys
+        q, heads = q.expand(*q.shape[:-3], groups, *q.shape[-2:]), groups
+    k, v = (
+        x.expand(*batch, groups, *x.shape[-2:]).flatten(0, -4) if batch else x[None].expand(1, groups, -1, -1)
+        for x in (k, v)
+    )
+    q = q.expand(*batch, *q.shape[-3:])
+    q = q.reshape(math.prod(batch), groups, heads // groups if groups else 0, *q.shape[-2:])
+    outer = (*batch, heads) if max(query.ndim, key.ndim, value.ndim) > 2 else ()
+    return q, k, v, outer
+
+
+def _masks(
+    mask: Any, bias: Any, query: Tensor, outer: tuple[int, ...], shape: torch.Size, keys: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """The boolean mask and what is added to the scores, with five axes, none of them expanded."""
+    full = (*outer, query.shape[-2], keys)
+    added: Tensor | None = None
+    seen: Tensor | None = None
+    for name, x in (("attn_mask", mask), ("bias", bias)):
+        if x is None:
+            continue
+        if not isinstance(x, Tensor) or not (x.is_floating_point() or (x.dtype == torch.bool and name == "attn_mask")):
+            what = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            kinds = "real numbers, or booleans" if name == "attn_mask" else "real numbers"
+            raise CurvlensError(f"{name} is {what}; expected a tensor of {kinds}.")
+        if x.device != query.device:
+            raise CurvlensError(f"query is on {query.device}, {name} on {x.device}: bring them to one.")
+        try:
+            fits = _broadcast(x.shape, full) == full
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise CurvlensError(f"{name} has shape {tuple(x.shape)}; expected one that can be broadcast to {full}.")
+        x = _five_axes(x, outer, shape)
+        if x.dtype == torch.bool:
+            seen = x
+        else:
+            x = x.to(computed_in(query.dtype))
+            added = x if added is None else added + x
+    return seen, added
+
+
+def _five_axes(x: Tensor, outer: tuple[int, ...], shape: torch.Size) -> Tensor:
+    """(…, heads, L, M), any of them missing or 1, as (B, H, g, L, M)."""
+    x = x.reshape(*(1,) * (len(outer) + 2 - x.ndim), *x.shape)
+    batch, groups, per_group = shape[:3]
+    heads, rest = (x.shape[-3] if outer else 1), x.shape[-2:]
+    split = (groups, per_group) if heads > 1 else (1, 1)
+    lead = x.shape[: len(outer) - 1] if outer else ()
+    if math.prod(lead) == 1:
+        return x.reshape(1, *split, *rest)
+    return x.expand(*outer[:-1], *x.shape[-3:]).reshape(batch, *split, *rest)

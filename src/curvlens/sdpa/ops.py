@@ -1,0 +1,132 @@
+"""The kernels as operators of torch, which transformations see as one step each.
+
+Each has a fake for tracing, and a rule for ``vmap``: its axis goes in front of the samples and becomes one with them.
+Gradients of a bias that is not there are empty tensors, since an operator gives tensors only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from curvlens.sdpa import kernels
+from curvlens.sdpa.kernels import Inputs, Kept
+from curvlens.sdpa.tiles import Spec
+
+Maybe = Tensor | None
+
+
+@custom_op("curvlens::attend", mutates_args=())
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe,
+    scale: float, low: int | None, high: int | None, softcap: float | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """O and ℓ."""
+    o, lse = kernels.attend(Inputs(q, k, v, bias, mask), Spec(scale, low, high, softcap))
+    return o, lse
+
+
+@custom_op("curvlens::pull", mutates_args=())
+def pull(
+    q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, lse: Tensor, g: Tensor,
+    scale: float, low: int | None, high: int | None, softcap: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradient by Q, K, V and the bias."""
+    dq, dk, dv, db = kernels.pull(Inputs(q, k, v, bias, mask), Kept(o, lse), g, Spec(scale, low, high, softcap))
+    return dq, dk, dv, q.new_empty(0) if db is None else db
+
+
+@custom_op("curvlens::push", mutates_args=())
+def push(
+    q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, lse: Tensor,
+    q1: Tensor, k1: Tensor, v1: Tensor, b1: Maybe,
+    scale: float, low: int | None, high: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """Ȯ along a direction."""
+    at, along = Inputs(q, k, v, bias, mask), Inputs(q1, k1, v1, b1)
+    return kernels.push(at, Kept(o, lse), along, Spec(scale, low, high, softcap))
+
+
+@custom_op("curvlens::bend", mutates_args=())
+def bend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, lse: Tensor, g: Tensor,
+    q1: Tensor, k1: Tensor, v1: Tensor, b1: Maybe, g1: Maybe,
+    scale: float, low: int | None, high: int | None, softcap: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The derivative of the gradient along a direction, and Ȯ."""
+    at, along = Inputs(q, k, v, bias, mask), Inputs(q1, k1, v1, b1)
+    dq, dk, dv, db, o1 = kernels.bend(at, Kept(o, lse), g, along, g1, Spec(scale, low, high, softcap))
+    return dq, dk, dv, q.new_empty(0) if db is None else db, o1
+
+
+@custom_op("curvlens::push_twice", mutates_args=())
+def push_twice(
+    q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, lse: Tensor,
+    q1: Tensor, k1: Tensor, v1: Tensor, b1: Maybe, q2: Tensor, k2: Tensor, v2: Tensor, b2: Maybe,
+    scale: float, low: int | None, high: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """D²O along two directions."""
+    at, one, other = Inputs(q, k, v, bias, mask), Inputs(q1, k1, v1, b1), Inputs(q2, k2, v2, b2)
+    return kernels.push_twice(at, Kept(o, lse), one, other, Spec(scale, low, high, softcap))
+
+
+# What comes out, without computing it
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, bias: Maybe) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    made = q.new_empty(0) if bias is None else torch.empty_like(bias)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), made
+
+
+def _fake_attend(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:4], v.shape[-1]), q.new_empty(q.shape[:4], dtype=kernels.computed_in(q.dtype))
+
+
+def _fake_pull(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, *_: Any) -> tuple[Tensor, ...]:
+    return _gradients(q, k, v, bias)
+
+
+def _fake_bend(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return *_gradients(q, k, v, bias), torch.empty_like(o)
+
+
+def _fake_push(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(o)
+
+
+def _in_front(x: Any, axis: int | None, size: int) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    return x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+
+
+def _rule(op: Any) -> Callable[..., tuple[Any, Any]]:
+    def batched(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        first = [_in_front(x, axis, info.batch_size) for x, axis in zip(args, in_dims, strict=True)]
+        (size, samples), bias = first[0].shape[:2], first[3]
+        # what all samples share has a value of its own for every entry of the new axis
+        folded = [x.expand(size, samples, *x.shape[2:]).flatten(0, 1) if isinstance(x, Tensor) else x for x in first]
+        result = op(*folded)
+        if isinstance(result, Tensor):
+            return result.reshape(size, samples, *result.shape[1:]), 0
+        parts = [x.reshape(size, samples, *x.shape[1:]) if x.ndim > 1 else x for x in result]
+        if bias is not None and len(parts) > 3:
+            parts[3] = parts[3].sum_to_size(bias.shape)
+        return tuple(parts), tuple(0 if x.ndim > 1 else None for x in parts)
+
+    return batched
+
+
+for _op, _fake in (
+    (attend, _fake_attend),
+    (pull, _fake_pull),
+    (push, _fake_push),
+    (bend, _fake_bend),
+    (push_twice, _fake_push),
+):
+    _op.register_fake(_fake)
+    _op.register_vmap(_rule(_op))
