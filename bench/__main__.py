@@ -20,6 +20,8 @@ from bench.memory import RETURN_FREED
 from bench.methods import METHODS
 from bench.model import FULL, QUICK
 from bench.report import tables
+from bench.sdpa import LENGTHS as SDPA_LENGTHS
+from bench.sdpa_memory import ROWS as SDPA_ROWS
 from bench.timing import GRADIENT
 
 console = Console()
@@ -49,6 +51,16 @@ def sections(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[s
         "attribution": lambda: child("attribution"),
         "attribution_memory": lambda: {
             key: child("attribution_memory", key=key, environment=RETURN_FREED) for key in ("product", "profile")
+        },
+        "sdpa": lambda: {
+            str(n): {
+                str(length): child("sdpa", n, length=length) for length in list(SDPA_LENGTHS)[: 3 if quick else None]
+            }
+            for n in range(1, cores + 1)
+        },
+        "sdpa_memory": lambda: {key: child("sdpa_memory", 1, key=key, environment=RETURN_FREED) for key in SDPA_ROWS},
+        "long_context": lambda: {
+            way: child("long_context", way=way, environment=RETURN_FREED) for way in ("tiles", "math")
         },
         "announced": lambda: {b: child("announced", budget=b, environment=RETURN_FREED) for b in BUDGETS},
     }

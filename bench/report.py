@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench import report_attention, report_attribution, report_spectra
+from bench import report_attention, report_attribution, report_sdpa, report_spectra
 from bench.correctness import EXACT, PADDINGS
 from bench.methods import METHODS, Method
 from bench.tables import Table
@@ -30,6 +30,7 @@ def tables(results: Results) -> list[Table]:
         *report_spectra.tables(results),
         *report_attention.tables(results),
         *report_attribution.tables(results),
+        *report_sdpa.tables(results),
     ]
 
 
@@ -66,7 +67,8 @@ def _targets(results: Results) -> Table:
     rows.append(
         _target("announced against real memory, relative", worst, f"≤ {MEMORY_TARGET:g}", MEMORY_TARGET, below=True)
     )
-    for name, value, limit, below in (*report_attention.targets(results), *report_attribution.targets(results)):
+    more = (report_attention, report_attribution, report_sdpa)
+    for name, value, limit, below in (row for report in more for row in report.targets(results)):
         rows.append(_target(name, value, f"{'≤' if below else '≥'} {limit:g}", limit, below=below))
     return Table("Targets", ["What (cost in gradients)", "Measured", "Target", "Result"], rows)
 
