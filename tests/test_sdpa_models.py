@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import curvlens as cl
 from cases import CASES, Case, randomise
 from curvlens.operators import ggn, hessian
-from curvlens.sdpa import attention, huggingface, kernels, tiles
+from curvlens.sdpa import attention, huggingface, kernels, mode, tiles
 from families import MORE
 
 FUSED = [case for case in (*CASES, *MORE) if case.fused]
@@ -126,3 +126,13 @@ def test_what_the_named_attention_does_not_know() -> None:
         huggingface.attention(nn.Identity(), q, q, q, None, block_table=q)
     with pytest.raises(cl.CurvlensError, match=r"model.eval\(\)"):
         huggingface.attention(nn.Identity(), q, q, q, None, dropout=0.1)
+
+
+def test_another_attention_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss with ours is compared with that of the model as it is, once."""
+    case = next(case for case in FUSED if repr(case) == "gpt2")
+    plain = attention.scaled_dot_product_attention
+    monkeypatch.setattr(mode, "scaled_dot_product_attention", lambda *args, **kwargs: 1.01 * plain(*args, **kwargs))
+    problem = cl.Problem(case.model(), case.batches, case.loss)
+    with pytest.raises(cl.CurvlensError, match="they are not the same function"):
+        products(problem)

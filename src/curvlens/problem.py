@@ -89,6 +89,8 @@ class Problem:
         self._split_checked = False
         self._unused_said = False
         self._lone_number = False
+        self._replaced = False
+        self._attention_checked = False
         self._engine: Any = None
         self._modes: tuple[bool, ...] = ()
         warn_low_precision(self.dtype)
@@ -257,13 +259,32 @@ class Problem:
         for name, p in self.model.named_parameters():
             if p.requires_grad and name not in leaves:
                 tensors[name] = nn.Parameter(p.detach(), requires_grad=same)
-        modes: list[TorchFunctionMode] = [second_order()] if twice else []
+        attention = second_order()
+        modes: list[TorchFunctionMode] = [attention] if twice else []
         if is_float64(self.model):
             modes.append(KeepFloat64())
         try:
-            return exchanged(self.model, tensors, action, modes)
+            result = exchanged(self.model, tensors, action, modes)
         except (RuntimeError, NotImplementedError) as error:
             raise explained(error) from error
+        self._replaced = self._replaced or attention.replaced
+        return result
+
+    def check_attention(self, piece: Piece, total: float) -> None:
+        """The summed loss of a piece is the same with the model's own attention; looked at once."""
+        if not self._replaced or self._attention_checked:
+            return
+        self._attention_checked = True
+        with torch.no_grad():
+            own, count = self._evaluate(piece)
+        # rounding of a sum of losses, each of size 1 or so
+        allowed = min(1e4 * torch.finfo(self.dtype).eps, 0.1) * (abs(own.item()) + count)
+        if not abs(own.item() - total) <= allowed:
+            raise CurvlensError(
+                f"The summed loss of the first data is {own.item():.6g} with the model's own attention and {total:.6g} "
+                "with the one that can be differentiated twice: they are not the same function. Use "
+                "model.set_attn_implementation('eager') in models of Hugging Face."
+            )
 
     def _evaluate(self, piece: Piece) -> tuple[Tensor, float]:
         """The summed loss of a piece and its count."""

@@ -201,6 +201,7 @@ class Engine:
                         continue
                     meter = Meter(self.problem, None)
                     graph = self._build(piece, meter)
+                self.problem.check_attention(piece, graph.total)
                 plan.append(_Entry(piece.index, piece.start, piece.stop, graph if keeping else None, meter.bytes))
                 unused &= graph.unused
                 yield graph, keeping

@@ -48,6 +48,7 @@ class Seam:
         ]
         with torch.enable_grad():
             total, self.count = problem.sum_and_count(batches.replace_tensors(outputs, leaves), piece)
+        self.total = float(total.detach())
         wanted = [x for x in leaves if x.requires_grad]
         problem.require_dependence(total.requires_grad)
         self.gradient = torch.autograd.grad(total, wanted, materialize_grads=True, allow_unused=True)
@@ -119,10 +120,11 @@ class Graph:
         if isinstance(problem.loss_function, FromModel):
             total, self.count = problem.sum_and_count(outputs, piece)
             problem.require_dependence(total.requires_grad)
+            self.total = float(total.detach())
             gradient = torch.autograd.grad(total, inputs, create_graph=True, allow_unused=True)
         else:
             self.seam = Seam(problem, piece, outputs)
-            self.count = self.seam.count
+            self.count, self.total = self.seam.count, self.seam.total
             self.outputs = self.seam.flat(outputs)
             values = [x.detach() for x in self.seam.gradient]
             self.cotangent = _LossGradient.apply(self.seam, values, *self.outputs)  # type: ignore[no-untyped-call]

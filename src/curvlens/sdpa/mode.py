@@ -45,6 +45,9 @@ class second_order(TorchFunctionMode):  # noqa: N801 - used as a verb: `with sec
     So can weight normalisation, whose second derivatives are wrong in torch 2.13.
     """
 
+    replaced = False
+    """Whether something was computed in another way than torch's."""
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -54,8 +57,10 @@ class second_order(TorchFunctionMode):  # noqa: N801 - used as a verb: `with sec
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
+            self.replaced = True
             return scaled_dot_product_attention(*args, **kwargs)
         if func is torch._weight_norm:
+            self.replaced = True
             return _weight_norm(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:
