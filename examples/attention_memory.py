@@ -1,8 +1,8 @@
 """How much memory a second derivative of attention takes, by length: by tiles, and with every score written out.
 
 Forward pass, gradient, and derivative of the gradient along a direction, of causal attention with four heads of size
-64 in float32; each in a process of its own. Takes about a minute, and 8 GB for
-torch's kernel at 4096 tokens; needs Linux.
+64 in float32; each in a process of its own. Takes about a minute, and 8 GB for torch's kernel at 4096 tokens; needs
+Linux.
 
     pip install matplotlib
     python examples/attention_memory.py attention_memory.png
@@ -46,7 +46,7 @@ def held(field: str) -> int:
 
 def peak(way: str, length: int) -> float:
     """MiB at the highest point of this process, above what it held after a small product."""
-    product(way, 64)
+    product(way, 600)  # libraries and kernels are no cost of it
     Path("/proc/self/clear_refs").write_text("5")  # the highest point is now
     before = held("VmRSS")
     product(way, length)
