@@ -77,7 +77,7 @@ def _times(results: Results) -> Table:
     head = ["Tokens", "heads", "threads", "ours, s", "math, s", "times faster", "share of peak", "apart"]
     notes = [
         "Forward pass, gradient, and derivative of the gradient along a direction, all together; causal, head size 64, "
-        "float32, `SDPBackend.MATH` beside. Ours is by tiles above 512 keys and written out below. Share of peak: the "
+        "float32, `SDPBackend.MATH` beside. Ours is by tiles above 256 keys and written out below. Share of peak: the "
         "operations that a causal mask leaves (19 products of matrices), per second, over those of a product of two "
         "matrices 2048 x 2048 with as many threads."
     ]

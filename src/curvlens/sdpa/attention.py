@@ -15,7 +15,7 @@ from curvlens.sdpa.functions import Attend
 from curvlens.sdpa.kernels import Inputs, computed_in
 from curvlens.sdpa.tiles import Spec
 
-SHORT = 512
+SHORT = 256
 """Keys up to which the written-out formula is faster."""
 Causal = bool | Literal["top-left", "bottom-right"]
 Window = int | tuple[int | None, int | None]

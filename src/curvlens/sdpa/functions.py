@@ -37,6 +37,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *tensors, ctx.spec = inputs
+        ctx.set_materialize_grads(False)  # what does not move is not computed with
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
@@ -51,12 +52,15 @@ class Attend(_Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         *tensors, ctx.spec = inputs
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*tensors, *output)
         ctx.save_for_forward(*tensors, *output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Maybe, ...]:
+    def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
+        if g is None:  # the derivatives below take O as a number
+            return (None,) * 6
         dq, dk, dv, db = Pull.apply(*ctx.saved_tensors, g, ctx.spec)  # type: ignore[no-untyped-call]
         return dq, dk, dv, db, None, None
 
@@ -76,6 +80,8 @@ class Pull(_Function):
 
     @staticmethod
     def backward(ctx: Any, *u: Maybe) -> tuple[Maybe, ...]:
+        if all(x is None for x in u):
+            return (None,) * 9
         *at, g = ctx.saved_tensors
         q, k, v, b, o = Bend.apply(*at, g, *_filled(at, u), None, ctx.spec)  # type: ignore[no-untyped-call]
         return q, k, v, b, None, None, None, o, None
@@ -98,7 +104,9 @@ class Push(_Function):
         return _run(ops.push, tensors, spec)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Maybe, ...]:
+    def backward(ctx: Any, g: Maybe) -> tuple[Maybe, ...]:
+        if g is None:
+            return (None,) * 12
         at, along = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
         own: Sequence[Maybe] = (None,) * 4
         if any(ctx.needs_input_grad[:4]):

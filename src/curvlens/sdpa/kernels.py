@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from curvlens.sdpa.tiles import Spec, Tile, hide, tiles
+from curvlens.sdpa.tiles import Sight, Spec, Tile, tiles
 
 LOG2E = math.log2(math.e)
 
@@ -77,6 +77,8 @@ class Kernel:
         self.dtype = computed_in(at.q.dtype)
         self._room: dict[str, Tensor] = {}
         self._loaded: dict[str, tuple[tuple[int, int], Tensor]] = {}
+        self._views: dict[int, tuple[tuple[int, int], Tensor]] = {}
+        self._sight = Sight(spec, at.q.device)
         self.tiles = list(tiles(spec, self.queries, self.keys, self.groups))
         self._largest = max((self.groups * tile.height * tile.width for tile in self.tiles), default=0)
 
@@ -95,12 +97,22 @@ class Kernel:
 
     def rows(self, x: Tensor, head: tuple[int, int], tile: Tile) -> Tensor:
         """The rows of a tile: (B, H, g, L, ·) → (g·rows, ·)."""
-        part = x[head][:, tile.rows]
-        return part.reshape(self.groups * tile.height, *part.shape[2:]).to(self.dtype)
+        part = self.view(x, head)
+        if self.groups == 1:
+            return part[0, tile.rows].to(self.dtype)
+        return part[:, tile.rows].reshape(self.groups * tile.height, part.shape[2]).to(self.dtype)
 
     def put(self, x: Tensor, cell: Cell, value: Tensor) -> None:
         """The other way round."""
-        x[cell.head][:, cell.tile.rows] = value.view(self.groups, cell.tile.height, *value.shape[1:]).to(x.dtype)
+        part = self.view(x, cell.head)
+        part[:, cell.tile.rows] = value.view(self.groups, cell.tile.height, part.shape[2])
+
+    def view(self, x: Tensor, head: tuple[int, int]) -> Tensor:
+        """What a tensor has of a head; found once a head."""
+        known = self._views.get(id(x))
+        if known is None or known[0] != head:
+            known = self._views[id(x)] = (head, x[head])
+        return known[1]
 
     def spread(self, x: Tensor, head: tuple[int, int], tile: Tile) -> Tensor:
         """What a mask or a bias says of a tile: (g or 1, rows or 1, keys or 1)."""
@@ -114,6 +126,7 @@ class Kernel:
 
     def cells(self, lse: Tensor | None) -> Iterator[Cell]:
         """All tiles, with P where ℓ is known, else with S."""
+        lse = None if lse is None else lse[..., None]
         for b in range(self.batch):
             for h in range(self.heads):
                 k, v = self.of_head("k", self.at.k, (b, h)), self.of_head("v", self.at.v, (b, h))
@@ -122,7 +135,7 @@ class Kernel:
                     cell = Cell((b, h), tile, q, k[tile.keys], v[tile.keys], self.room("p", tile), None)
                     self._scores(cell)
                     if lse is not None:
-                        cell.p.sub_(self.rows(lse[..., None], (b, h), tile)).exp2_()
+                        cell.p.sub_(self.rows(lse, (b, h), tile)).exp2_()
                     yield cell
 
     def _scores(self, cell: Cell) -> None:
@@ -137,7 +150,7 @@ class Kernel:
             scores.add_(self.spread(self.at.bias, cell.head, cell.tile), alpha=LOG2E)
         if self.at.mask is not None:
             scores.masked_fill_(~self.spread(self.at.mask, cell.head, cell.tile), -math.inf)
-        hide(scores, cell.tile, self.spec)
+        self._sight.hide(scores, cell.tile)
 
     def capped(self, cell: Cell, x: Tensor) -> Tensor:
         """x times the slope of the cap at every score, in place."""
@@ -160,10 +173,10 @@ class Kernel:
             moved += self.spread(along.bias, cell.head, cell.tile)
         return q, k, before, behind
 
-    def turned(self, cell: Cell, s: Tensor, name: str) -> Tensor:
-        """Ṗ = P∘Ṡ − r P."""
-        out = torch.mul(cell.p, s, out=self.room(f"p{name}", cell.tile))
-        return out.addcmul_(cell.p, out.sum(1, keepdim=True), value=-1)
+    def turned(self, cell: Cell, s: Tensor) -> Tensor:
+        """Ṗ = P∘Ṡ − r P, in the place of Ṡ."""
+        s.mul_(cell.p)
+        return s.addcmul_(cell.p, s.sum(1, keepdim=True), value=-1)
 
     def collect(self, into: Tensor, cell: Cell, x: Tensor) -> None:
         """Add a tile to the gradient of a bias, summed over the axes which that does not have."""
@@ -190,7 +203,7 @@ def attend(at: Inputs, spec: Spec) -> Kept:
     """O and ℓ."""
     kernel = Kernel(at, spec)
     o = at.q.new_zeros(*at.q.shape[:4], at.v.shape[-1])
-    lse = torch.zeros(at.q.shape[:4], dtype=kernel.dtype, device=at.q.device)
+    lse = torch.zeros(*at.q.shape[:4], 1, dtype=kernel.dtype, device=at.q.device)
     for cell in kernel.cells(None):
         top = cell.p.amax(1, keepdim=True)
         top.masked_fill_(top == -math.inf, 0.0)
@@ -198,8 +211,8 @@ def attend(at: Inputs, spec: Spec) -> Kept:
         empty = total == 0
         total.masked_fill_(empty, 1.0)
         kernel.put(o, cell, (cell.p @ cell.v).div_(total))
-        kernel.put(lse, cell, total.log2_().add_(top).masked_fill_(empty, 0.0).squeeze(1))
-    return Kept(o, lse)
+        kernel.put(lse, cell, total.log2_().add_(top).masked_fill_(empty, 0.0))
+    return Kept(o, lse.squeeze(-1))
 
 
 def pull(at: Inputs, kept: Kept, g: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -212,12 +225,12 @@ def pull(at: Inputs, kept: Kept, g: Tensor, spec: Spec) -> tuple[Tensor, Tensor,
         own, o = kernel.rows(g, head, tile), kernel.rows(kept.o, head, tile)
         ds = torch.mm(own, cell.v.mT, out=kernel.room("ds", tile))
         ds.sub_((own * o).sum(1, keepdim=True)).mul_(cell.p)
-        dv[head][:, tile.keys].addmm_(own.mT, cell.p)
+        kernel.view(dv, head)[:, tile.keys].addmm_(own.mT, cell.p)
         if db is not None:
             kernel.collect(db, cell, ds)
         kernel.capped(cell, ds)
         kernel.put(dq, cell, torch.mm(ds, cell.k).mul_(spec.scale))
-        dk[head][:, tile.keys].addmm_(cell.q.mT, ds)
+        kernel.view(dk, head)[:, tile.keys].addmm_(cell.q.mT, ds)
     return _like(at, dq, dk, dv, db)
 
 
@@ -228,7 +241,7 @@ def push(at: Inputs, kept: Kept, along: Inputs, spec: Spec) -> Tensor:
     for cell in kernel.cells(kept.lse):
         _, _, _, s = kernel.moved(cell, along, "1")
         v = kernel.of_head("v1", along.v, cell.head)[cell.tile.keys]
-        kernel.put(out, cell, torch.mm(kernel.turned(cell, s, "1"), cell.v).addmm_(cell.p, v))
+        kernel.put(out, cell, torch.mm(kernel.turned(cell, s), cell.v).addmm_(cell.p, v))
     return out
 
 
@@ -253,17 +266,17 @@ def bend(at: Inputs, kept: Kept, g: Tensor, along: Inputs, g_along: Tensor | Non
         own, o = kernel.rows(g, head, tile), kernel.rows(kept.o, head, tile)
         q1, k1, before, s1 = kernel.moved(cell, along, "1")
         v1 = kernel.of_head("v1", along.v, head)[keys]
-        p1 = kernel.turned(cell, s1, "1")
+        p1 = kernel.turned(cell, s1)
         o1 = torch.mm(p1, cell.v).addmm_(cell.p, v1)
         kernel.put(out, cell, o1)
-        dv[head][:, keys].addmm_(own.mT, p1)
+        kernel.view(dv, head)[:, keys].addmm_(own.mT, p1)
         d1 = (own * o1).sum(1, keepdim=True)
         ds1 = torch.mm(own, v1.mT, out=kernel.room("ds1", tile))
         if g_along is not None:
             g1 = kernel.rows(g_along, head, tile)
             d1 += (g1 * o).sum(1, keepdim=True)
             ds1.addmm_(g1, cell.v.mT)
-            dv[head][:, keys].addmm_(g1.mT, cell.p)
+            kernel.view(dv, head)[:, keys].addmm_(g1.mT, cell.p)
         ds = torch.mm(own, cell.v.mT, out=kernel.room("ds", tile)).sub_((own * o).sum(1, keepdim=True))
         ds1.sub_(d1).mul_(cell.p).addcmul_(p1, ds)
         ds.mul_(cell.p)
@@ -274,7 +287,7 @@ def bend(at: Inputs, kept: Kept, g: Tensor, along: Inputs, g_along: Tensor | Non
             kernel.capped(cell, ds)
             kernel.capped(cell, ds1)
         kernel.put(dq, cell, torch.mm(ds1, cell.k).addmm_(ds, k1).mul_(spec.scale))
-        dk[head][:, keys].addmm_(cell.q.mT, ds1).addmm_(q1.mT, ds)
+        kernel.view(dk, head)[:, keys].addmm_(cell.q.mT, ds1).addmm_(q1.mT, ds)
     return Bent(*_like(at, dq, dk, dv, db), out)
 
 
@@ -290,9 +303,9 @@ def push_twice(at: Inputs, kept: Kept, one: Inputs, other: Inputs, spec: Spec) -
         if cell.bent is not None:
             steep = -2 / (spec.softcap or 1.0)
             mixed = kernel.capped(cell, mixed.addcmul_(before1 * before2, cell.bent, value=steep))
-        p1, p2 = kernel.turned(cell, s1, "1"), kernel.turned(cell, s2, "2")
-        s2.sub_((p * s2).sum(1, keepdim=True))
-        z = mixed.mul_(p).addcmul_(p1, s2)
+        from_mean = s2 - (p * s2).sum(1, keepdim=True)
+        p1, p2 = kernel.turned(cell, s1), kernel.turned(cell, s2)
+        z = mixed.mul_(p).addcmul_(p1, from_mean)
         z.addcmul_(p, z.sum(1, keepdim=True), value=-1)
         v1, v2 = (kernel.of_head(f"v{i}", x.v, head)[tile.keys] for i, x in ((1, one), (2, other)))
         kernel.put(out, cell, torch.mm(z, cell.v).addmm_(p1, v2).addmm_(p2, v1))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 NUMBERS = 1 << 17
 """Scores of a tile: a few matrices of that size stay in the cache."""
-FEWEST = 32
+FEWEST = 128
 """Queries of a tile, at least: fewer make slow products."""
 
 
@@ -70,16 +70,32 @@ def tiles(spec: Spec, queries: int, keys: int, groups: int) -> Iterator[Tile]:
             yield Tile(start, stop, first, last)
 
 
-def hide(scores: Tensor, tile: Tile, spec: Spec) -> None:
-    """Put −∞ where a query of the tile does not see a key; ``scores`` (…, queries, keys)."""
-    rows = torch.arange(tile.first, tile.last, device=scores.device)[:, None]
-    if spec.high is not None:
-        first = max(tile.first_key, tile.first + spec.high + 1)
-        if first < tile.last_key:
-            columns = torch.arange(first, tile.last_key, device=scores.device)
-            scores[..., first - tile.first_key :].masked_fill_(columns > rows + spec.high, -math.inf)
-    if spec.low is not None:
-        last = min(tile.last_key, tile.last - 1 + spec.low)
-        if tile.first_key < last:
-            columns = torch.arange(tile.first_key, last, device=scores.device)
-            scores[..., : last - tile.first_key].masked_fill_(columns < rows + spec.low, -math.inf)
+class Sight:
+    """Where a query of a tile does not see a key that another one does; tiles of one shape share their corners."""
+
+    def __init__(self, spec: Spec, device: torch.device) -> None:
+        self._spec, self._device = spec, device
+        self._corners: dict[tuple[int, int, int, bool], Tensor] = {}
+
+    def hide(self, scores: Tensor, tile: Tile) -> None:
+        """Put −∞ there; ``scores`` (…, queries, keys)."""
+        if self._spec.high is not None:
+            first = max(tile.first_key, tile.first + self._spec.high + 1)
+            if first < tile.last_key:
+                corner = self._corner(tile, first, tile.last_key, behind=True)
+                scores[..., first - tile.first_key :].masked_fill_(corner, -math.inf)
+        if self._spec.low is not None:
+            last = min(tile.last_key, tile.last - 1 + self._spec.low)
+            if tile.first_key < last:
+                corner = self._corner(tile, tile.first_key, last, behind=False)
+                scores[..., : last - tile.first_key].masked_fill_(corner, -math.inf)
+
+    def _corner(self, tile: Tile, first: int, last: int, *, behind: bool) -> Tensor:
+        """Which keys from first to last lie behind what a query of the tile sees, or before."""
+        key = (tile.height, first - tile.first, last - first, behind)
+        if key not in self._corners:
+            rows = torch.arange(tile.first, tile.last, device=self._device)[:, None]
+            columns = torch.arange(first, last, device=self._device)
+            edge = rows + ((self._spec.high if behind else self._spec.low) or 0)
+            self._corners[key] = columns > edge if behind else columns < edge
+        return self._corners[key]
