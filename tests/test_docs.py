@@ -108,8 +108,8 @@ def test_examples_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     norms.draw(found, str(tmp_path / "norms.png"))
     assert (tmp_path / "norms.png").stat().st_size > 5000
     memory = importlib.import_module("attention_memory")
-    memory.main([str(tmp_path / "memory.png"), "--longest", "512"])
-    assert "torch, SDPBackend.MATH, 512 tokens" in capsys.readouterr().out
+    memory.main([str(tmp_path / "memory.png"), "--longest", "1024"])
+    assert "torch, SDPBackend.MATH, 1024 tokens" in capsys.readouterr().out
     assert (tmp_path / "memory.png").stat().st_size > 5000
 
 
