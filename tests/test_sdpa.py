@@ -359,7 +359,15 @@ BAD: dict[str, tuple[Options, str]] = {
     "heads": ({"key": random(2, 3, 5, 3), "value": random(2, 3, 5, 3)}, "leading axes do not fit.*enable_gqa=True"),
     "groups": (
         {"key": random(2, 3, 5, 3), "value": random(2, 3, 5, 3), "enable_gqa": True},
-        "have to divide those of the queries",
+        "has to divide those of the queries",
+    ),
+    "groups of values": (
+        {"query": random(2, 4, 5, 3), "value": random(2, 4, 5, 3), "enable_gqa": True},
+        "keys and values need as many heads",
+    ),
+    "groups of other samples": (
+        {"key": random(3, 2, 5, 3), "value": random(3, 2, 5, 3), "enable_gqa": True},
+        r"leading axes do not fit: query \(2, 2, 5, 3\)",
     ),
     "dtype": ({"key": random(2, 2, 5, 3).float()}, "key is torch.float32"),
     "integers": ({"query": torch.ones(2, 2, 5, 3).long()}, r"query is \(2, 2, 5, 3\), torch.int64"),

@@ -15,8 +15,8 @@ SMALL = 1 << 26
 """Bytes for which it is not worth asking whether there is room."""
 
 
-def alike(tensors: dict[str, Any]) -> None:
-    """All are real floating tensors of one dtype and device, with finite numbers and nothing empty."""
+def of_one_kind(tensors: dict[str, Any]) -> None:
+    """All are real floating tensors of one dtype and device."""
     first_name, first = next(iter(tensors.items()))
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
@@ -27,6 +27,12 @@ def alike(tensors: dict[str, Any]) -> None:
                 f"{first_name} is {first.dtype} on {first.device}, {name} is {tensor.dtype} on {tensor.device}: "
                 "bring them to one dtype and device."
             )
+
+
+def alike(tensors: dict[str, Any]) -> None:
+    """All are real floating tensors of one dtype and device, with finite numbers and nothing empty."""
+    of_one_kind(tensors)
+    for name, tensor in tensors.items():
         if not tensor.numel():
             raise CurvlensError(f"{name} of shape {tuple(tensor.shape)} is empty.")
         # a sum is finite only if all are: one pass, and no mask

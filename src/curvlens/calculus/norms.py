@@ -19,10 +19,10 @@ from torch import Tensor
 
 from curvlens.calculus.behind import Outputs, behind
 from curvlens.calculus.curvature import Curvature
-from curvlens.calculus.inputs import alike
+from curvlens.calculus.inputs import alike, of_one_kind
 from curvlens.calculus.rowwise import RowwiseHessian, Slot, units
 from curvlens.calculus.terms import Term, Tokens
-from curvlens.errors import CurvlensError, a_kind
+from curvlens.errors import CurvlensError
 
 Kind = Literal["layer", "rms"]
 Tokens_ = Float[Tensor, "*batch d"]
@@ -278,17 +278,9 @@ def hessian(
 def require_fit(x: Any, scale: Any = None, shift: Any = None, **directions: Any) -> None:
     """Tokens (…, d), vectors (d,), and directions of the shape of the tokens."""
     given = {"x": x, "scale": scale, "shift": shift, **directions}
+    given = {name: tensor for name, tensor in given.items() if tensor is not None or name not in ("scale", "shift")}
+    of_one_kind(given)
     for name, tensor in given.items():
-        if tensor is None and name in ("scale", "shift"):
-            continue
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            what = tensor.dtype if isinstance(tensor, Tensor) else a_kind(tensor)
-            raise CurvlensError(f"{name} is {what}, expected a tensor of real floating-point numbers.")
-        if (tensor.dtype, tensor.device) != (x.dtype, x.device):
-            raise CurvlensError(
-                f"x is {x.dtype} on {x.device}, {name} is {tensor.dtype} on {tensor.device}: bring them to one dtype "
-                "and device."
-            )
         if not x.ndim or not x.shape[-1]:
             raise CurvlensError(f"x has shape {tuple(x.shape)}, expected (…, features).")
         if name in ("scale", "shift") and tuple(tensor.shape) != (x.shape[-1],):

@@ -111,15 +111,18 @@ def _check(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
         raise CurvlensError(f"query and key need the same number of features; given are {shapes}.")
     if key.shape[-2] != value.shape[-2]:
         raise CurvlensError(f"key and value need the same length; given are {shapes}.")
+    lead = -2  # axes from which on they need not fit
     if enable_gqa and query.ndim > 2:
-        heads, groups = query.shape[-3], {x.shape[-3] if x.ndim > 2 else 1 for x in (key, value)}
-        if any(not group or heads % group for group in groups):
-            raise CurvlensError(f"enable_gqa: the heads of the keys have to divide those of the queries; {shapes}.")
-        return
+        lead, heads, groups = -3, query.shape[-3], {x.shape[-3] if x.ndim > 2 else 1 for x in (key, value)}
+        if len(groups - {1}) > 1 or any(not group or heads % group for group in groups):
+            raise CurvlensError(
+                f"enable_gqa: keys and values need as many heads, and their number has to divide those of the queries; "
+                f"given are {shapes}."
+            )
     try:
-        _broadcast(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        _broadcast(query.shape[:lead], key.shape[:lead], value.shape[:lead])
     except RuntimeError as error:
-        hint = " For heads that share keys give enable_gqa=True." if min(map(Tensor.dim, given.values())) > 2 else ""
+        hint = " For heads that share keys give enable_gqa=True." if lead == -2 and query.ndim > 2 else ""
         raise CurvlensError(f"The leading axes do not fit: {shapes}.{hint}") from error
 
 
