@@ -462,11 +462,18 @@ def test_intervals_of_a_fit_hold() -> None:
     assert 0.90 <= inside / 200 <= 0.99
 
 
+def test_a_fit_keeps_all_digits_of_a_list() -> None:
+    sigma = [0.01, 0.03, 0.1, 0.3]
+    law = exponents.fit(sigma, [s**3 for s in sigma], window=(0.01, 0.1))
+    assert law.points == 3
+    assert law.slope == pytest.approx(3, abs=1e-13)
+
+
 def test_quantiles_of_student() -> None:
     for dof in (1, 2, 3, 4, 7, 30):
         for level in (0.5, 0.95, 0.999):
             truth = float(scipy.stats.t.ppf((1 + level) / 2, dof))
-            assert exponents._student(level, dof) == pytest.approx(truth, rel=1e-9)
+            assert exponents.student(level, dof) == pytest.approx(truth, rel=1e-9)
 
 
 # Losses and operators

@@ -223,7 +223,7 @@ def fit(
         residuals = y[0] - y[0].mean() - slope * centred
         dof = n - 2
         spread = float((residuals.square().sum() / dof / centred.square().sum()).sqrt()) if dof else math.inf
-    half = _student(level, dof) * spread if dof else math.inf
+    half = student(level, dof) * spread if dof else math.inf
     return PowerLaw(
         slope,
         (slope - half, slope + half),
@@ -241,6 +241,8 @@ def _numbers(name: str, given: Any) -> Float[Tensor, "*shape"]:
         numbers = torch.as_tensor(given)
         if numbers.is_complex():
             raise TypeError("complex numbers")
+        if not isinstance(given, Tensor):
+            numbers = torch.as_tensor(given, dtype=torch.float64)  # a list would lose half its digits otherwise
     except (TypeError, ValueError, RuntimeError) as error:
         raise CurvlensError(
             f"{name} is {a_kind(given)} that is no tensor of real numbers ({error}): give a tensor, an array "
@@ -270,7 +272,7 @@ def _inside(sigma: Tensor, window: tuple[float, float]) -> tuple[int, int]:
     return int(inside[0]), int(inside[-1])
 
 
-def _student(level: float, dof: int) -> float:
+def student(level: float, dof: int) -> float:
     """The t with P(|T| ≤ t) = level for Student's distribution, by its finite sums for whole degrees of freedom."""
 
     def inside(t: float) -> float:

@@ -11,9 +11,11 @@ from curvlens.cli.blocks import show_blocks
 from curvlens.cli.demo import run_demo
 from curvlens.cli.doctor import show_findings
 from curvlens.cli.profile import Files, Request, show_profile
+from curvlens.cli.reproduce import Wanted, cores, show_experiments
 from curvlens.cli.targets import SEQUENCES, TOKENS
 from curvlens.cli.tree import Sort, View
 from curvlens.errors import CurvlensError
+from curvlens.experiments import Effort
 
 err = Console(stderr=True)
 Target = Annotated[
@@ -111,3 +113,24 @@ def profile(
     request = Request(target, text, tokens, sequences, double, samples, seed, not no_top, spectral or ())
     view = View(depth, sort, own, everything)
     _told(lambda: show_profile(request, view, Files(out, html, csv)))
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Experiments to measure and draw; 'all'; or 'verdicts' for the page. None lists them."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small settings: minutes in the place of hours.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="Repeats, in the place of each experiment's own.", min=2)] = None,
+    results: Annotated[Path, typer.Option(help="Where results are kept; what is there is not computed again.")] = Path(
+        "curvlens-results"
+    ),
+    jobs: Annotated[int | None, typer.Option(help="Processes, of one thread each (default: all cores).", min=1)] = None,
+    set_aside: Annotated[
+        bool, typer.Option("--set-aside", help="Move result files away that cannot be read, and go on.")
+    ] = False,
+) -> None:
+    """Measure the papers' figures and claims. A run that was ended goes on where it was."""
+    wanted = Wanted(names or (), Effort(quick, seeds), results, jobs or cores(), set_aside)
+    _told(lambda: show_experiments(wanted))

@@ -1,0 +1,188 @@
+"""``curvlens reproduce``: the papers' experiments, measured, drawn and judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from curvlens.errors import CurvlensError, nearest
+from curvlens.experiments import EXPERIMENTS, Effort, Experiment, Store, measured, missing, named, run, table
+from curvlens.experiments.page import Shown, html, markdown
+from curvlens.experiments.reference import compared
+from curvlens.figures.drawing import draw
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be done."""
+
+    names: Sequence[str]
+    effort: Effort
+    results: Path
+    jobs: int
+    set_aside: bool = False
+
+
+def show_experiments(wanted: Wanted) -> None:
+    """List the experiments, or measure some and write what they show."""
+    store = Store(wanted.results)
+    console = Console()
+    if wanted.set_aside:
+        _set_aside(wanted, store, console)
+    if not wanted.names:
+        _list(wanted, store, console)
+        return
+    chosen = _chosen(wanted.names)
+    _measure(chosen, wanted, store)
+    shown = [_shown(each, wanted.effort, store) for each in EXPERIMENTS]
+    written = _write([each for each in shown if each is not None], wanted, store)
+    _tell([each for each in shown if each is not None and each.experiment in chosen], console)
+    for file in written:
+        console.print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)
+
+
+def cores() -> int:
+    """How many processes this one may have."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _chosen(names: Sequence[str]) -> list[Experiment]:
+    if "all" in names:
+        return list(EXPERIMENTS)
+    if "verdicts" in names:
+        if len(names) > 1:
+            raise CurvlensError("'verdicts' writes the page from what is stored; give it alone.")
+        return []
+    known = [each.name for each in EXPERIMENTS]
+    for name in names:
+        if name not in known:
+            raise CurvlensError(f"There is no experiment {name!r}. {nearest(name, [*known, 'all', 'verdicts'])}")
+    return [named(name) for name in dict.fromkeys(names)]
+
+
+def _list(wanted: Wanted, store: Store, console: Console) -> None:
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("name", "what", "from", "measured"):
+        shown.add_column(title, overflow="fold")
+    for each in EXPERIMENTS:
+        points = len(each.points(wanted.effort))
+        left = len(missing([each], wanted.effort, store))
+        shown.add_row(each.name, each.title, each.source, f"{points - left} of {points}")
+    console.print(shown)
+    console.print(
+        "\ncurvlens reproduce NAME … measures and draws some, all of them with 'all'; --quick takes minutes. "
+        "'verdicts' writes the page anew.",
+        soft_wrap=True,
+    )
+
+
+def _measure(chosen: Sequence[Experiment], wanted: Wanted, store: Store) -> None:
+    if not chosen:
+        return
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("points", total=None)
+
+        def follow(done: int, total: int, last: str) -> None:
+            bar.update(task, completed=done, total=total, description=last)
+
+        run(chosen, wanted.effort, store, jobs=wanted.jobs, progress=follow)
+
+
+def _shown(experiment: Experiment, effort: Effort, store: Store) -> Shown | None:
+    """The report of an experiment that has all its points."""
+    records = measured(experiment, effort, store)
+    if not records or len(records) < len(experiment.points(effort)):
+        return None
+    return Shown(experiment, experiment.report(records), len(records))
+
+
+def _write(shown: Sequence[Shown], wanted: Wanted, store: Store) -> list[Path]:
+    figures = wanted.results / "figures"
+    try:
+        figures.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CurvlensError(f"{str(figures)!r} cannot hold figures: {error.strerror}.") from error
+    pictures = {}
+    for each in shown:
+        for chart in each.report.charts:
+            svg, _ = draw(chart, figures)
+            text = svg.read_text(encoding="utf-8")
+            pictures[chart.name] = text[text.index("<svg") :]
+    everything = {key: record for each in EXPERIMENTS for key, record in store.records(each.stored_as).items()}
+    summary = {
+        each.experiment.name: {
+            "title": each.experiment.title,
+            "source": each.experiment.source,
+            "points": each.points,
+            "numbers": [asdict(number) for number in each.report.numbers],
+            "findings": [asdict(finding) for finding in each.report.findings],
+            "charts": [asdict(chart) for chart in each.report.charts],
+            "notes": list(each.report.notes),
+        }
+        for each in shown
+    }
+    pages = {
+        "table.jsonl": table(everything),
+        "summary.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
+        "verdicts.md": markdown(shown, wanted.effort),
+        "index.html": html(shown, wanted.effort, pictures),
+    }
+    return [_replace(wanted.results / name, text) for name, text in pages.items()]
+
+
+def _replace(file: Path, text: str) -> Path:
+    """Write a file as a whole, or leave the old one."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
+            new.write(text)
+        Path(new.name).replace(file)
+    except OSError as error:
+        raise CurvlensError(f"{str(file)!r} cannot be written: {error.strerror}.") from error
+    return file
+
+
+def _tell(shown: Sequence[Shown], console: Console) -> None:
+    for each in shown:
+        console.print(f"\n[bold]{each.experiment.name}[/bold]  {each.experiment.title}", highlight=False)
+        for comparison in compared(each.report.numbers):
+            sign = "[green]agrees[/green]" if comparison.agrees else "[red]differs[/red]"
+            ours, reference = comparison.measured, comparison.reference
+            console.print(
+                f"  {reference.what}: {ours.value:.5g} ± {ours.error:.1g}, {reference.source} {reference.value:g} ± "
+                f"{reference.error:g}: {sign}",
+                highlight=False,
+                soft_wrap=True,
+            )
+        for finding in each.report.findings:
+            console.print(
+                f"  {finding.claim}: [bold]{finding.verdict}[/bold]. {finding.measured}",
+                highlight=False,
+                soft_wrap=True,
+            )
+        for note in each.report.notes:
+            console.print(f"  {note}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def _set_aside(wanted: Wanted, store: Store, console: Console) -> None:
+    """Move files away that cannot be read."""
+    for name in dict.fromkeys(each.stored_as for each in EXPERIMENTS):
+        try:
+            store.records(name)
+        except CurvlensError:
+            console.print(f"moved away: {store.set_aside(name)}", highlight=False, markup=False, soft_wrap=True)

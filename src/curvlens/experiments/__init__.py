@@ -1,0 +1,43 @@
+"""The papers' figures, tables and claims, measured: one command each, results kept.
+
+An experiment is a line of `EXPERIMENTS`, a claim one of `CLAIMS`: that is all there is to adding one.
+"""
+
+from curvlens.errors import CurvlensError, nearest
+from curvlens.experiments.claims import CLAIMS
+from curvlens.experiments.deep import FIG6
+from curvlens.experiments.entries import FIG1, FIG4
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.growth import FIG3A, FIG3B, FIG5
+from curvlens.experiments.linear import FIG7, FIG8, TABLE1
+from curvlens.experiments.run import measured, missing, run
+from curvlens.experiments.store import Record, Store, table
+from curvlens.experiments.verdicts import Claim, Finding
+
+EXPERIMENTS: tuple[Experiment, ...] = (FIG1, FIG3A, FIG3B, FIG4, FIG5, FIG6, FIG7, FIG8, TABLE1)
+
+__all__ = [
+    "CLAIMS",
+    "EXPERIMENTS",
+    "Claim",
+    "Effort",
+    "Experiment",
+    "Finding",
+    "Number",
+    "Record",
+    "Report",
+    "Store",
+    "measured",
+    "missing",
+    "named",
+    "run",
+    "table",
+]
+
+
+def named(name: str) -> Experiment:
+    """The experiment of a name."""
+    for experiment in EXPERIMENTS:
+        if experiment.name == name:
+            return experiment
+    raise CurvlensError(f"There is no experiment {name!r}. {nearest(name, [e.name for e in EXPERIMENTS])}")

@@ -1,0 +1,162 @@
+"""What was found, as pages: the verdict on every claim, the reference numbers, the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from curvlens.experiments.claims import CLAIMS
+from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.reference import Comparison, compared, references
+from curvlens.experiments.verdicts import Finding
+
+MARK = "<!-- written by curvlens reproduce -->"
+"""In every page of ours."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An experiment with its report."""
+
+    experiment: Experiment
+    report: Report
+    points: int
+
+
+def _findings(shown: Sequence[Shown]) -> dict[str, tuple[Finding, Shown]]:
+    return {finding.claim: (finding, each) for each in shown for finding in each.report.findings}
+
+
+def _effort(effort: Effort) -> str:
+    settings = "Quick settings: small models and few seeds" if effort.quick else "Full settings"
+    return settings + ("." if effort.seeds is None else f", {effort.seeds} seeds.")
+
+
+def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") -> str:
+    """One page: verdicts, numbers, figures. ``figures`` is where those are, seen from the page."""
+    lines = [
+        MARK,
+        "# The papers, measured",
+        "",
+        "Every claim of *What does it mean to be a Transformer?*, of the slides on it, of *Closing the curvature "
+        "gap* and of the article on the full block that can be measured, and what the measurements say. The page is "
+        f"written by `curvlens reproduce`, from stored results. {_effort(effort)}",
+        "",
+        "## Verdicts",
+        "",
+        "| claim | from | measured | verdict | where it holds | shown by |",
+        "|---|---|---|---|---|---|",
+    ]
+    found = _findings(shown)
+    for claim in CLAIMS:
+        if claim.name in found:
+            finding, by = found[claim.name]
+            link = f"[{by.experiment.name}](#{by.experiment.name})"
+            cells = (claim.statement, claim.source, finding.measured, f"**{finding.verdict}**", finding.regime, link)
+        else:
+            cells = (claim.statement, claim.source, "", "open", "", "")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    lines += ["", "## Reference numbers", "", _told_sources(), ""]
+    lines += ["| what | measured | reference | source | |", "|---|--:|--:|---|---|"]
+    lines += [_reference_row(each) for each in _compared(shown)]
+    lines += ["", "## Figures", ""]
+    for each in shown:
+        lines += [f"### {each.experiment.name}", "", f"{each.experiment.title} ({each.experiment.source}).", ""]
+        for chart in each.report.charts:
+            lines += [f"![{chart.title}]({figures}{chart.name}.svg)", "", chart.caption, ""]
+        lines += [f"*{note}*\n" for note in each.report.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _compared(shown: Sequence[Shown]) -> list[Comparison]:
+    return compared([number for each in shown for number in each.report.numbers])
+
+
+def _told_sources() -> str:
+    sources = references()[1]
+    return (
+        "Two numbers agree if they are closer than their errors together. Sources: "
+        + "; ".join(f"*{name}*: {text}" for name, text in sources.items() if name != "paper")
+        + "."
+    )
+
+
+def _reference_row(each: Comparison) -> str:
+    measured, reference = each.measured, each.reference
+    return (
+        f"| {reference.what.replace('|', chr(92) + '|')} | {_with_error(measured.value, measured.error)} | "
+        f"{_with_error(reference.value, reference.error)} | {reference.source} | "
+        f"{'agrees' if each.agrees else 'differs'} |"
+    )
+
+
+def _with_error(value: float, error: float) -> str:
+    text = f"{value:.5g}"
+    return f"{text} ± {error:.1g}" if error > 1e-9 else text
+
+
+def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) -> str:
+    """The same as one file that needs no other: ``pictures`` are the SVGs by the names of their charts."""
+    found = _findings(shown)
+    rows = []
+    for claim in CLAIMS:
+        finding, by = found.get(claim.name, (None, None))
+        verdict = finding.verdict if finding else "open"
+        link = f'<a href="#{escape(by.experiment.name)}">{escape(by.experiment.name)}</a>' if by else ""
+        cells = (
+            f"{escape(claim.statement)}<br><small>{escape(claim.source)}</small>",
+            escape(finding.measured) if finding else "",
+            f'<b class="{verdict.split()[0]}">{verdict}</b>',
+            escape(finding.regime) if finding else "",
+            link,
+        )
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    numbers = [
+        f"<tr><td>{escape(each.reference.what)}</td><td>{_with_error(each.measured.value, each.measured.error)}</td>"
+        f"<td>{_with_error(each.reference.value, each.reference.error)}</td><td>{escape(each.reference.source)}</td>"
+        f"<td>{'agrees' if each.agrees else '<b class=does>differs</b>'}</td></tr>"
+        for each in _compared(shown)
+    ]
+    parts = []
+    for each in shown:
+        parts.append(f'<h3 id="{escape(each.experiment.name)}">{escape(each.experiment.name)}</h3>')
+        parts.append(
+            f"<p>{escape(each.experiment.title)} ({escape(each.experiment.source)}; {each.points} points).</p>"
+        )
+        for chart in each.report.charts:
+            parts.append(f"<figure>{pictures[chart.name]}<figcaption>{escape(chart.caption)}</figcaption></figure>")
+        parts += [f"<p><i>{escape(note)}</i></p>" for note in each.report.notes]
+    return _HTML.format(
+        mark=MARK,
+        effort=escape(_effort(effort)),
+        claims="\n".join(rows),
+        numbers="\n".join(numbers),
+        sources=_told_sources().replace("*", ""),
+        figures="\n".join(parts),
+    )
+
+
+_HTML = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">{mark}<title>The papers, measured</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }}
+table {{ border-collapse: collapse; width: 100%; }}
+td, th {{ border-bottom: 1px solid #ddd; padding: .4rem .6rem; text-align: left; vertical-align: top; }}
+th {{ position: sticky; top: 0; background: #fff; }}
+small {{ color: #666; }} figure {{ margin: 1rem 0 2rem; }} figure svg {{ max-width: 100%; height: auto; }}
+figcaption {{ color: #444; max-width: 50rem; }}
+.holds {{ color: #006d4f; white-space: nowrap; }} .does {{ color: #a33c00; }} .open {{ color: #777; }}
+</style></head><body>
+<h1>The papers, measured</h1><p>{effort}</p>
+<h2>Verdicts</h2>
+<table><tr><th>claim</th><th>measured</th><th>verdict</th><th>where it holds</th><th>shown by</th></tr>
+{claims}</table>
+<h2>Reference numbers</h2><p>{sources}</p>
+<table><tr><th>what</th><th>measured</th><th>reference</th><th>source</th><th></th></tr>
+{numbers}</table>
+<h2>Figures</h2>
+{figures}
+</body></html>
+"""

@@ -1,0 +1,121 @@
+"""The model of the papers' experiments, as plain tensors: one Transformer block that adds numbers of five digits.
+
+Tokens and positions are embedded with standard deviation σ; causal attention with one head, W_V and W_O; skip; a ReLU
+MLP of width 4 d; skip; an unembedding of its own; no biases; all weights N(0, 0.64/d). The loss is the cross-entropy of
+the six digits of the answer, over 64 sequences. Pre-LN has norms before attention, before the MLP and before the
+unembedding.
+
+Attention's Hessian is exact, in closed form: what lies behind attention enters by its gradient and its second
+derivative at every token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus import attention, norms
+from curvlens.calculus.attention import AttentionHessian, Root
+from curvlens.data import Addition
+
+EPS = 1e-5
+"""Of the norms."""
+Kind = Literal["softmax", "linear"]
+Norm = Literal["none", "pre"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One block and the tables around it; weights have inputs first."""
+
+    embed: Tensor
+    pos: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    up: Tensor
+    down: Tensor
+    unembed: Tensor
+
+
+def weights(width: int, *, sigma: float, seed: int, task: Addition) -> Weights:
+    """Drawn from a seed; embeddings are σ times draws that do not depend on σ."""
+    draws = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int, scale: float = 0.8 / math.sqrt(width)) -> Tensor:
+        return scale * torch.randn(*shape, generator=draws, dtype=torch.float64)
+
+    tables = draw(task.vocab, width, scale=sigma), draw(task.context, width, scale=sigma)
+    q, k, v, o = (draw(width, width) for _ in range(4))
+    return Weights(*tables, q, k, v, o, draw(width, 4 * width), draw(4 * width, width), draw(width, task.vocab))
+
+
+def block_hessian(
+    width: int,
+    *,
+    sigma: float,
+    seed: int,
+    norm: Norm = "none",
+    kind: Kind = "softmax",
+    temperature: float = 1.0,
+    sequences: int = 64,
+) -> AttentionHessian:
+    """The Hessian of the loss by W_Q, W_K, W_V and W_O (blocks Q, K, V, O)."""
+    task = Addition()
+    ids, labels = task.batch(sequences, seed=seed)
+    w = weights(width, sigma=sigma, seed=seed, task=task)
+    first = int((labels[0] >= 0).nonzero()[0])  # no loss before the answer: those tokens are keys and values only
+    x = w.embed[ids] + w.pos
+    tokens = norms.forward(x, eps=EPS) if norm == "pre" else x
+    seen = torch.ones(task.context, task.context, dtype=torch.bool).tril()[first:]
+    options = {"context": tokens, "mask": seen, "kind": kind, "temperature": temperature}
+    out = attention.forward(tokens[:, first:], w.q, w.k, (w.v, w.o), **options)  # type: ignore[arg-type]
+    grad, root, rest = _behind(x[:, first:] + out, labels[:, first:], w, norm)
+    return attention.hessian(
+        tokens[:, first:],
+        w.q,
+        w.k,
+        (w.v, w.o),
+        grad=grad,
+        curvature=Root(root) if rest is None else (Root(root), rest),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def _behind(y: Tensor, labels: Tensor, w: Weights, norm: Norm) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of the loss as a function of the states y (B, T, d) behind attention and its skip.
+
+    Its gradient, a root R of its Gauss–Newton part R Rᵀ, and the rest of its second derivative (None where that is
+    zero: without norms all is linear as long as no ReLU turns).
+    """
+    normed = norms.forward(y, eps=EPS) if norm == "pre" else y
+    hidden = normed @ w.up
+    on = (hidden > 0)[..., None]
+    state = y + hidden.relu() @ w.down
+    mlp = w.up @ (on * w.down)  # (B, T, d, d): the MLP's derivative, inputs first
+    if norm == "none":
+        logits = state @ w.unembed
+        jacobian = w.unembed + mlp @ w.unembed
+    else:
+        before, last = norms.jacobian(y, eps=EPS), norms.jacobian(state, eps=EPS)  # symmetric
+        logits = norms.forward(state, eps=EPS) @ w.unembed
+        inner = torch.eye(y.shape[-1], dtype=y.dtype) + before @ mlp  # ∂state/∂y, inputs first
+        jacobian = inner @ last @ w.unembed
+    p = logits.softmax(-1)
+    share = (labels >= 0).to(y.dtype)[..., None]
+    share = share / share.sum(1, keepdim=True)
+    error = share * (p - torch.nn.functional.one_hot(labels.clamp(min=0), w.unembed.shape[1]))
+    grad = (jacobian @ error[..., None]).squeeze(-1)
+    root = (jacobian - jacobian @ p[..., None]) * (share * p).sqrt()[..., None, :]
+    if norm == "none":
+        return grad, root, None
+    pulled = error @ w.unembed.mT  # at the output of the last norm
+    at_state = (last @ pulled[..., None]).squeeze(-1)
+    at_normed = (mlp @ at_state[..., None]).squeeze(-1)
+    rest = inner @ norms.contracted(state, pulled, eps=EPS) @ inner.mT + norms.contracted(y, at_normed, eps=EPS)
+    return grad, root, rest

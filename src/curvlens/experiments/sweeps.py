@@ -1,0 +1,126 @@
+"""Curves over repeats: what a sweep measured, its mean and band, and the power law where it is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens.calculus import exponents
+from curvlens.calculus.exponents import PowerLaw
+from curvlens.experiments.experiment import Number
+from curvlens.experiments.store import Record
+from curvlens.figures.charts import Curve
+
+UNDERFLOW = "underflow"
+"""In the place of a norm that is not zero but has no float64."""
+TINY, LARGE = 1e-290, 1e290
+"""Outside, squares of entries or their sums have left float64 on the way."""
+
+
+def sized(value: float) -> float | str:
+    """A norm that cannot be zero; what float64 cannot hold is named."""
+    if math.isfinite(value) and abs(value) < TINY:
+        return UNDERFLOW
+    return value if abs(value) < LARGE else math.inf
+
+
+def number(stored: Any) -> float:
+    """A stored number; NaN where there is only a mark."""
+    return math.nan if isinstance(stored, str) else float(stored)
+
+
+def marked(records: Iterable[Record]) -> tuple[str, ...]:
+    """A note if some numbers left float64."""
+    marks: dict[str, set[float]] = {}
+    for record in records:
+        for text in _texts(record.result):
+            marks.setdefault(text, set()).add(record.config.get("sigma", math.nan))
+    words = {UNDERFLOW: "too small", "inf": "too large", "nan": "undefined"}
+    return tuple(
+        f"Some norms are {words.get(mark, mark)} for float64 at σ from {min(sigmas):.3g} to {max(sigmas):.3g}; they "
+        "are marked in the table and left out of curves and fits."
+        for mark, sigmas in marks.items()
+    )
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One quantity over a grid, repeated: rows are repeats, columns places on the grid."""
+
+    x: tuple[float, ...]
+    values: Tensor
+
+    def curve(self, label: str, **style: Any) -> Curve:
+        """The geometric mean and its 95 % interval."""
+        logs = self.values.log()
+        middle = logs.mean(0)
+        half = torch.zeros_like(middle)
+        if len(logs) > 1:
+            half = exponents.student(0.95, len(logs) - 1) * logs.std(0) / len(logs) ** 0.5
+        low, high = (middle - half).exp().tolist(), (middle + half).exp().tolist()
+        return Curve(label, self.x, middle.exp().tolist(), low, high, **style)
+
+    def within(self, low: float, high: float) -> Sweep:
+        """A part of the grid."""
+        keep = [i for i, x in enumerate(self.x) if low * (1 - 1e-9) <= x <= high * (1 + 1e-9)]
+        return Sweep(tuple(self.x[i] for i in keep), self.values[:, keep])
+
+    def finite(self) -> Sweep:
+        """Without places where a repeat has no number."""
+        keep = [i for i in range(len(self.x)) if bool((self.values[:, i].isfinite() & (self.values[:, i] > 0)).all())]
+        return Sweep(tuple(self.x[i] for i in keep), self.values[:, keep])
+
+    def law(self, window: tuple[float, float] | None = None, tolerance: float = 0.05) -> PowerLaw:
+        """The power law, in a window or in the widest one where it is one."""
+        usable = self.finite()
+        return exponents.fit(list(usable.x), usable.values, window=window, tolerance=tolerance)
+
+    def slope(self, name: str, window: tuple[float, float]) -> Number:
+        """The slope in a window, with its interval, under the name of a reference number."""
+        law = self.law(window)
+        return Number(name, law.slope, (law.interval[1] - law.interval[0]) / 2 if len(self.values) > 1 else 0.0)
+
+    def local(self, label: str, **style: Any) -> Curve:
+        """Slopes between neighbouring places, of the mean of the logarithms."""
+        x = torch.tensor(self.x, dtype=torch.float64).log()
+        slopes = self.values.log().mean(0).diff() / x.diff()
+        return Curve(label, ((x[1:] + x[:-1]) / 2).exp().tolist(), slopes.tolist(), **style)
+
+
+def sweep(records: Sequence[Record], over: str, *path: str | int) -> Sweep:
+    """A number of records, found by keys and places in their results, over one entry of their configurations.
+
+    Only repeats that have every place of the grid count.
+    """
+    found: dict[Any, dict[float, float]] = {}
+    for record in records:
+        value: Any = record.result
+        for step in path:
+            value = value[step]
+        found.setdefault(record.config["seed"], {})[record.config[over]] = number(value)
+    grid = sorted(set().union(*found.values())) if found else []
+    whole = [[row[x] for x in grid] for row in found.values() if len(row) == len(grid)]
+    return Sweep(tuple(grid), torch.tensor(whole, dtype=torch.float64).reshape(len(whole), len(grid)))
+
+
+def mean(name: str, values: Sequence[float]) -> Number:
+    """The mean over repeats, with half of its 95 % interval."""
+    held = torch.tensor(values, dtype=torch.float64)
+    half = exponents.student(0.95, len(held) - 1) * float(held.std()) / len(held) ** 0.5 if len(held) > 1 else 0.0
+    return Number(name, float(held.mean()), half)

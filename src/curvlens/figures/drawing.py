@@ -1,0 +1,144 @@
+"""Charts as files: SVG and PNG, the same bytes for the same numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from curvlens.errors import CurvlensError
+from curvlens.figures.charts import Chart, Curve, Heat, Panel, Slope
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's colours, which people with any colour vision can tell apart."""
+MARKERS = "os^Dv<>"
+GREY = "#777777"
+_STYLE: Any = {
+    "font.size": 9,
+    "font.family": "DejaVu Sans",
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "legend.fontsize": 7.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "lines.linewidth": 1.4,
+    "svg.hashsalt": "curvlens",
+    "svg.fonttype": "none",
+}
+
+
+def draw(chart: Chart, folder: Path) -> tuple[Path, Path]:
+    """Write ``name.svg`` and ``name.png`` into a folder."""
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise CurvlensError("Figures need matplotlib: pip install 'curvlens[papers]'.") from error
+    with matplotlib.rc_context(_STYLE):
+        count = len(chart.panels)
+        across = min(chart.columns, count)
+        down = -(-count // across)
+        figure = Figure(figsize=(3.7 * across + 0.4, 2.9 * down + 0.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        for place, panel in enumerate(chart.panels, start=1):
+            axes = figure.add_subplot(down, across, place)
+            if isinstance(panel, Heat):
+                _heat(figure, axes, panel)
+            else:
+                _panel(axes, panel)
+        figure.suptitle(chart.title, fontsize=10.5)
+        svg, png = folder / f"{chart.name}.svg", folder / f"{chart.name}.png"
+        figure.savefig(svg, metadata={"Date": None})
+        figure.savefig(png, dpi=130, metadata={"Software": None})
+    return svg, png
+
+
+def _panel(axes: Any, panel: Panel) -> None:
+    for curve in panel.curves:
+        _curve(axes, curve, panel)
+    for slope in panel.slopes:
+        _slope(axes, slope)
+    for place in panel.lines:
+        axes.axvline(place, color=GREY, linewidth=0.7, linestyle=":")
+    for place in panel.y_lines:
+        axes.axhline(place, color=GREY, linewidth=0.7, linestyle=":")
+    axes.set_xscale(panel.x_scale)
+    axes.set_yscale(panel.y_scale)
+    if panel.ticks is not None:
+        axes.set_xticks(*panel.ticks)
+        axes.tick_params(axis="x", which="minor", length=0)
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.legend and any(curve.label for curve in panel.curves):
+        axes.legend(frameon=False, handlelength=1.8)
+
+
+def _curve(axes: Any, curve: Curve, panel: Panel) -> None:
+    colour = PALETTE[curve.colour % len(PALETTE)]
+    if curve.style == "bars":
+        error = None
+        if curve.low is not None and curve.high is not None:
+            error = [
+                [y - low for y, low in zip(curve.y, curve.low, strict=True)],
+                [high - y for y, high in zip(curve.y, curve.high, strict=True)],
+            ]
+        axes.bar(curve.x, curve.y, yerr=error, color=colour, label=curve.label, width=0.7, capsize=2)
+        return
+    if curve.style == "steps":
+        axes.stairs(curve.y, curve.x, color=colour, label=curve.label, fill=True, alpha=0.35)
+        axes.stairs(curve.y, curve.x, color=colour)
+        return
+    y = [_shown(value, panel.y_scale) for value in curve.y]
+    axes.plot(
+        curve.x,
+        y,
+        color=colour,
+        linestyle={"solid": "-", "dashed": "--", "dotted": ":"}[curve.style],
+        marker=MARKERS[curve.colour % len(MARKERS)] if curve.marker else None,
+        markersize=3,
+        label=curve.label,
+    )
+    if curve.low is not None and curve.high is not None:
+        low = [_shown(value, panel.y_scale) for value in curve.low]
+        high = [_shown(value, panel.y_scale) for value in curve.high]
+        axes.fill_between(curve.x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _shown(value: float, scale: str) -> float:
+    """A gap where a logarithmic axis has no place."""
+    return math.nan if scale == "log" and not value > 0 else value
+
+
+def _slope(axes: Any, slope: Slope) -> None:
+    x0, y0 = slope.at
+    ys = [y0 * (x / x0) ** slope.power for x in slope.x]
+    axes.plot(slope.x, ys, color=GREY, linestyle="--", linewidth=0.9, zorder=1)
+    if slope.label:
+        axes.annotate(
+            slope.label, (slope.x[1], ys[1]), color=GREY, fontsize=7.5, xytext=(2, 0), textcoords="offset points"
+        )
+
+
+def _heat(figure: Any, axes: Any, panel: Heat) -> None:
+    low, high = panel.limits or _range(panel.matrix)
+    image = axes.imshow(panel.matrix, cmap="viridis", vmin=low, vmax=high, interpolation="nearest")
+    if panel.groups:
+        size = len(panel.matrix) / len(panel.groups)
+        places = [size * (i + 0.5) - 0.5 for i in range(len(panel.groups))]
+        axes.set_xticks(places, panel.groups)
+        axes.set_yticks(places, panel.groups)
+        axes.tick_params(length=0)
+        for edge in range(1, len(panel.groups)):
+            axes.axhline(size * edge - 0.5, color="white", linewidth=0.8)
+            axes.axvline(size * edge - 0.5, color="white", linewidth=0.8)
+    axes.set_title(panel.title)
+    figure.colorbar(image, ax=axes, label=panel.label, shrink=0.85)
+
+
+def _range(matrix: Sequence[Sequence[float]]) -> tuple[float, float]:
+    finite = [value for row in matrix for value in row if math.isfinite(value)]
+    return (min(finite), max(finite)) if finite else (0.0, 1.0)

@@ -1,0 +1,522 @@
+"""The papers' experiments: what is measured against independent truths, and results that survive anything."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import curvlens as cl
+from curvlens import CurvlensError
+from curvlens.cli import app
+from curvlens.data import Addition
+from curvlens.experiments import (
+    CLAIMS,
+    EXPERIMENTS,
+    Effort,
+    Experiment,
+    Number,
+    Record,
+    Report,
+    Store,
+    deep,
+    entries,
+    growth,
+    linear,
+    measured,
+    missing,
+    named,
+    run,
+    setting,
+    store,
+    table,
+)
+from curvlens.experiments.reference import Comparison, Reference, references
+from curvlens.experiments.sweeps import UNDERFLOW, Sweep, marked, sized, sweep
+from curvlens.figures.charts import Chart, Curve, Heat, Panel, Slope
+from curvlens.figures.drawing import draw
+from curvlens.models import GPT, GPTConfig
+
+QUICK = Effort(quick=True)
+
+
+def gpt(width: int, layers: int, norm: str = "none", attention: str = "softmax") -> GPT:
+    config = GPTConfig(
+        vocab=12,
+        context=17,
+        n_layer=layers,
+        n_head=1,
+        d_model=width,
+        norm=norm,  # type: ignore[arg-type]
+        attention=attention,  # type: ignore[arg-type]
+        activation="relu",
+        bias=False,
+    )
+    return GPT(config).double()
+
+
+def set_weights(model: GPT, w: setting.Weights) -> None:
+    block: Any = model.h[0]
+    pairs: dict[Any, torch.Tensor] = {
+        model.embed: w.embed.T,
+        model.pos: w.pos.T,
+        block.attn.q: w.q,
+        block.attn.k: w.k,
+        block.attn.v: w.v,
+        block.attn.o: w.o,
+        block.mlp.up: w.up,
+        block.mlp.down: w.down,
+        model.unembed: w.unembed,
+    }
+    with torch.no_grad():
+        for module, weight in pairs.items():
+            module.weight.copy_(weight.T)
+
+
+@pytest.mark.parametrize("norm", ["none", "pre"])
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+def test_the_block_of_the_papers_is_the_reference_gpt(norm: Any, kind: Any) -> None:
+    """Every norm of every block and part, against the assembly of the whole network."""
+    width, task = 4, Addition()
+    H = setting.block_hessian(width, sigma=0.5, seed=3, norm=norm, kind=kind, sequences=3)
+    model = gpt(width, 1, norm, kind)
+    set_weights(model, setting.weights(width, sigma=0.5, seed=3, task=task))
+    ids, labels = task.batch(3, seed=3)
+    truth = cl.assembly.read(model).hessian(ids, labels=labels)
+    name = {letter: f"h.0.attn.{letter.lower()}.weight" for letter in "QKVO"}
+    for first in "QKVO":
+        for second in "QKVO":
+            key = (name[first], name[second])
+            for part, form in (("outer", truth.ggn), ("functional", truth.functional), ("total", truth.total)):
+                scale = 1e-13 * truth.total.norm((key[0], key[0]))
+                assert H.norm((first, second), part) == pytest.approx(form.norm(key), rel=1e-10, abs=scale)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_every_layer_of_a_deep_network_is_exact(layers: int) -> None:
+    task = Addition()
+    ids, labels = task.batch(3, seed=0)
+    torch.manual_seed(layers)
+    model = gpt(4, layers).initialise(embed_std=0.7)
+
+    def weight(module: Any) -> torch.Tensor:
+        found: torch.Tensor = module.weight.detach().T.clone()
+        return found
+
+    every: list[Any] = list(model.h)
+    blocks = []
+    for b in every:
+        q, k, v, o = (weight(module) for module in (b.attn.q, b.attn.k, b.attn.v, b.attn.o))
+        blocks.append(deep.Layer(q, k, v, o, weight(b.mlp.up), weight(b.mlp.down)))
+    x = model.embed.weight.detach()[ids] + model.pos.weight.detach()
+    found = deep.layer_norms(x, labels, blocks, weight(model.unembed))
+    truth = cl.assembly.read(model).hessian(ids, labels=labels)
+    for number in range(layers):
+        for letter in "QKVO":
+            name = f"h.{number}.attn.{letter.lower()}.weight"
+            expected = [form.norm(name) for form in (truth.ggn, truth.functional, truth.total)]
+            assert found[number][letter] == pytest.approx(expected, rel=1e-11, abs=1e-14)
+
+
+def test_the_linear_cnn_is_differentiated_as_torch_does() -> None:
+    config = {"network": "cnn", "residual": "constant", "sigma": 0.1, "seed": 1}
+    found = linear.measure_table1(config)
+    draws = torch.Generator().manual_seed(1)
+    x = 0.1 * torch.randn(4, 9, 6, generator=draws, dtype=torch.float64)
+    y = torch.randn(4, 9, 6, generator=draws, dtype=torch.float64)
+    w = [0.2 * torch.randn(9, 9, 3, generator=draws, dtype=torch.float64) for _ in range(2)]
+
+    def output(flat: torch.Tensor) -> torch.Tensor:
+        a, b = flat.view(2, 9, 9, 3)
+        return nn.functional.conv1d(nn.functional.conv1d(x, a, padding=1), b, padding=1).flatten()
+
+    theta = torch.stack(w).flatten()
+    H = torch.func.hessian(lambda flat: nn.functional.mse_loss(output(flat), y.flatten()))(theta)
+    J = torch.func.jacrev(output)(theta)
+    outer = 2 / y.numel() * J.T @ J
+    assert found["outer"] == pytest.approx(float(outer.norm()), rel=1e-10)
+    assert found["functional"] == pytest.approx(float((H - outer).norm()), rel=1e-9)
+
+
+# The store
+
+
+def record(sigma: float = 0.1, value: float = 1 / 3, seed: int = 0) -> Record:
+    return Record("fig3a", 1, {"sigma": sigma, "seed": seed}, {"norm": value}, 1.5)
+
+
+def test_points_are_kept_and_found_again(tmp_path: Path) -> None:
+    kept = Store(tmp_path / "results")
+    assert kept.records("fig3a") == {}
+    with kept.writing() as writer:
+        writer.add(record(0.1))
+        writer.add(record(0.2))
+    found = kept.records("fig3a")
+    assert [r.config["sigma"] for r in found.values()] == [0.1, 0.2]
+    assert found[record(0.1).key].result == {"norm": 0.3333333333}
+    assert found[record(0.1).key].seconds == 1.5
+
+
+def test_the_order_of_a_configuration_does_not_matter() -> None:
+    assert store.key("a", 1, {"x": 1, "y": 2}) == store.key("a", 1, {"y": 2, "x": 1})
+    assert store.key("a", 1, {"x": 1}) != store.key("a", 2, {"x": 1}) != store.key("b", 1, {"x": 1})
+
+
+def test_the_table_is_the_same_for_the_same_numbers() -> None:
+    one = {r.key: r for r in (record(0.1), record(0.2))}
+    other = {r.key: Record(r.experiment, r.revision, r.config, r.result, 99.0) for r in (record(0.2), record(0.1))}
+    assert table(one) == table(other)
+    assert "seconds" not in table(one)
+
+
+@pytest.mark.parametrize("left", [1, 20, -1])
+def test_a_line_that_was_cut_off_is_written_again(tmp_path: Path, left: int) -> None:
+    kept = Store(tmp_path)
+    with kept.writing() as writer:
+        writer.add(record(0.1))
+        writer.add(record(0.2))
+    file = kept.file("fig3a")
+    whole = file.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]) + lines[-1][:left])
+    assert len(kept.records("fig3a")) == 1
+    with kept.writing() as writer:
+        writer.add(record(0.2))
+    assert file.read_bytes() == whole
+
+
+def test_a_file_that_was_only_begun(tmp_path: Path) -> None:
+    kept = Store(tmp_path)
+    kept.file("fig3a").write_bytes(b'{"curvlens res')
+    assert kept.records("fig3a") == {}
+    with kept.writing() as writer:
+        writer.add(record())
+    assert len(kept.records("fig3a")) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"garbage", "damaged in line 3"),
+        (b'{"key":"x"}', "damaged in line 3"),
+        (b'{"key":"0","experiment":"fig3a","revision":1,"config":{"a":1},"result":{},"seconds":0}', "key does not"),
+        (b"[]", "damaged in line 3"),
+        (b"", "damaged in line 3"),
+        (b"\xff\xfe", "damaged in line 3"),
+    ],
+)
+def test_damage_is_told_and_left_alone(tmp_path: Path, line: bytes, said: str) -> None:
+    kept = Store(tmp_path)
+    with kept.writing() as writer:
+        writer.add(record(0.1))
+    file = kept.file("fig3a")
+    before = file.read_bytes() + line + b"\n"
+    file.write_bytes(before)
+    with pytest.raises(CurvlensError, match=said) as told:
+        kept.records("fig3a")
+    assert "fig3a.jsonl" in str(told.value)
+    assert "--set-aside" in str(told.value)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("head", "said"), [(b'{"curvlens results":7}', "format 7"), (b"name,value", "no results of curvlens")]
+)
+def test_files_of_others_are_not_touched(tmp_path: Path, head: bytes, said: str) -> None:
+    kept = Store(tmp_path)
+    kept.file("fig3a").write_bytes(head + b"\n1,2\n")
+    with pytest.raises(CurvlensError, match=said):
+        kept.records("fig3a")
+    aside = kept.set_aside("fig3a")
+    assert aside.read_bytes() == head + b"\n1,2\n"
+    assert kept.records("fig3a") == {}
+
+
+def test_points_of_another_experiment_are_damage(tmp_path: Path) -> None:
+    kept = Store(tmp_path)
+    with kept.writing() as writer:
+        writer.add(record())
+    kept.file("fig3a").rename(kept.file("fig1"))
+    with pytest.raises(CurvlensError, match="belongs to 'fig3a'"):
+        kept.records("fig1")
+
+
+def test_no_space_left_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Store(tmp_path)
+    with kept.writing() as writer:
+        writer.add(record(0.1))
+        before = kept.file("fig3a").read_bytes()
+
+        def full(fd: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(CurvlensError, match="no space is left"):
+            writer.add(record(0.2))
+    assert kept.file("fig3a").read_bytes() == before
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    with Store(tmp_path).writing(), pytest.raises(CurvlensError, match="Another process"), Store(tmp_path).writing():
+        pass
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CurvlensError, match="cannot hold results"), Store(tmp_path / "file").writing():
+        pass
+
+
+# Running
+
+
+def square(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("fails"):
+        raise ValueError("no number")
+    time.sleep(config.get("sleep", 0.0))
+    return {"square": config["sigma"] ** 2 / 3, "threads": torch.get_num_threads()}
+
+
+def toy(points: Sequence[Mapping[str, Any]], name: str = "toy", data: str | None = None) -> Experiment:
+    return Experiment(name, "", "", lambda effort: points, square, lambda records: Report(), data=data)
+
+
+def test_only_what_is_missing_is_measured(tmp_path: Path) -> None:
+    kept = Store(tmp_path)
+    first, more = [{"sigma": 1.0}, {"sigma": 2.0}], [{"sigma": 2.0}, {"sigma": 3.0}]
+    assert run([toy(first)], QUICK, kept, jobs=2) == 2
+    other = toy([*first, *more], "shown", data="toy")
+    assert [config["sigma"] for _, config in missing([toy(first), other], QUICK, kept)] == [3.0]
+    seen: list[tuple[int, int, str]] = []
+    assert run([toy(first), other], QUICK, kept, progress=lambda *state: seen.append(state)) == 1
+    assert seen == [(1, 1, "toy")]
+    assert [r.result["square"] for r in measured(other, QUICK, kept)] == [0.3333333333, 1.333333333, 1.333333333, 3.0]
+    assert {r.result["threads"] for r in measured(other, QUICK, kept)} == {1}
+
+
+def test_a_point_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    kept = Store(tmp_path)
+    points = [{"sigma": 1.0}, {"sigma": 2.0, "fails": True}, {"sigma": 3.0}]
+    with pytest.raises(CurvlensError, match=r"1 of 3 points failed.*no number"):
+        run([toy(points)], QUICK, kept, jobs=2)
+    assert len(kept.records("toy")) == 2
+
+
+def test_numbers_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    tables = []
+    for jobs in (1, 2):
+        kept = Store(tmp_path / str(jobs))
+        points = [{"width": 8, "norm": "pre", "sigma": sigma, "seed": 0, "pairs": True} for sigma in (0.01, 1.0, 10.0)]
+        one = Experiment("fig3b", "", "", lambda effort, p=points: p, growth.measure, lambda records: Report())  # type: ignore[misc]
+        run([one], QUICK, kept, jobs=jobs)
+        tables.append(table(kept.records("fig3b")))
+    assert tables[0] == tables[1]
+
+
+SLOW = [{"sigma": 0.1 * i, "seed": 0, "sleep": 0.2} for i in range(1, 13)]
+
+
+def child(folder: str) -> None:
+    run([toy(SLOW)], QUICK, Store(folder), jobs=2)
+
+
+def killed_when(command: Sequence[str], file: Path, lines: int) -> None:
+    """Start a command, and kill it and all its processes when a file has so many lines."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=ONE_THREAD
+    )
+    while process.poll() is None and not (file.exists() and file.read_bytes().count(b"\n") >= lines):
+        time.sleep(0.02)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", f"from tests.test_experiments import child; child({str(tmp_path)!r})"]
+    killed_when(command, tmp_path / "toy.jsonl", 5)
+    kept = Store(tmp_path)
+    begun = kept.records("toy")
+    assert 4 <= len(begun) < len(SLOW)
+    assert run([toy(SLOW)], QUICK, kept, jobs=2) == len(SLOW) - len(begun)
+    whole = {key: Record("toy", 1, config, square(config)) for config in SLOW if (key := store.key("toy", 1, config))}
+    lines = [json.loads(line) for line in table(kept.records("toy")).splitlines()]
+    assert sorted(line["key"] for line in lines) == sorted(whole)
+    for line in lines:
+        assert line["result"]["square"] == store.rounded(whole[line["key"]].result["square"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lines", [1, 2, 17, 40])
+def test_the_command_killed_at_any_moment(tmp_path: Path, lines: int) -> None:
+    """And started again, against a run that was left alone: the same bytes in the table and on the page."""
+    command = [sys.executable, "-m", "curvlens", "reproduce", "table1", "--quick", "--seeds", "2", "--jobs", "2"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    subprocess.run([*command, "--results", str(whole)], check=True, capture_output=True, env=ONE_THREAD)
+    killed_when([*command, "--results", str(killed)], killed / "table1.jsonl", lines)
+    killed_when([*command, "--results", str(killed)], killed / "table1.jsonl", lines + 9)
+    subprocess.run([*command, "--results", str(killed)], check=True, capture_output=True, env=ONE_THREAD)
+    for name in ("table.jsonl", "index.html", "summary.json"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+
+
+# Sweeps and marks
+
+
+def test_what_float64_cannot_hold_is_marked_and_told() -> None:
+    assert sized(1e-3) == 1e-3
+    assert sized(0.0) == UNDERFLOW
+    assert sized(1e-300) == UNDERFLOW
+    assert sized(math.inf) == math.inf
+    assert math.isinf(float(sized(math.nan)))
+    records = [
+        Record("e", 1, {"sigma": sigma, "seed": seed}, store.rounded({"norm": value}))
+        for seed in (0, 1)
+        for sigma, value in ((0.1, UNDERFLOW), (1.0, 2.0), (10.0, 2e3), (100.0, 2e6), (1000.0, math.inf))
+    ]
+    line = sweep(records, "sigma", "norm")
+    assert line.law().slope == pytest.approx(3)
+    assert line.finite().x == (1.0, 10.0, 100.0)
+    notes = marked(records)
+    assert any("too small" in note and "0.1" in note for note in notes)
+    assert any("too large" in note and "1e+03" in note for note in notes)
+
+
+@pytest.mark.parametrize("sigma", [1e-80, 1e80])
+def test_extreme_embeddings_are_marked(sigma: float) -> None:
+    config = {"width": 4, "norm": "none", "sigma": sigma, "seed": 0, "pairs": False}
+    found = store.rounded(growth.measure(config))["norms"]
+    assert found["Q"][0] in (UNDERFLOW, "inf") or math.isfinite(found["Q"][0])
+    json.dumps(found, allow_nan=False)
+    if sigma < 1:
+        assert found["Q"][0] == UNDERFLOW
+    assert found["V"][1] == 0.0
+
+
+def test_repeats_that_lack_a_place_do_not_count() -> None:
+    records = [Record("e", 1, {"sigma": s, "seed": k}, {"n": s}) for k, s in ((0, 1.0), (0, 2.0), (1, 1.0))]
+    line = sweep(records, "sigma", "n")
+    assert line.x == (1.0, 2.0)
+    assert line.values.shape == (1, 2)
+
+
+def test_the_band_is_the_interval_of_the_mean() -> None:
+    values = torch.tensor([[1.0], [4.0], [2.0]], dtype=torch.float64)
+    curve = Sweep((1.0,), values).curve("")
+    assert curve.low is not None
+    assert curve.high is not None
+    half = 4.302652729696 * values.log().std(0).item() / math.sqrt(3)
+    assert curve.y[0] == pytest.approx(2)
+    assert math.log(curve.high[0] / curve.y[0]) == pytest.approx(half)
+    assert math.log(curve.y[0] / curve.low[0]) == pytest.approx(half)
+
+
+# Claims, references, pages
+
+
+def test_every_finding_belongs_to_a_claim_and_every_number_has_a_reference() -> None:
+    names = [claim.name for claim in CLAIMS]
+    assert len(names) == len(set(names)) >= 35
+    known = {reference.name for reference in references()[0]}
+    assert all(reference.source in references()[1] for reference in references()[0])
+    kinds = {experiment.name for experiment in EXPERIMENTS}
+    assert {name.split()[0] for name in known} <= kinds
+
+
+def test_numbers_agree_within_their_errors_together() -> None:
+    reference = Reference("a", "", 2.0, 0.1, "own")
+    assert Comparison(reference, Number("a", 2.15, 0.06)).agrees
+    assert not Comparison(reference, Number("a", 2.15, 0.04)).agrees
+
+
+def test_an_unknown_experiment_names_the_nearest() -> None:
+    with pytest.raises(CurvlensError, match=r"Did you mean .*'fig3a'"):
+        named("fig3")
+
+
+def test_pictures_are_the_same_for_the_same_numbers(tmp_path: Path) -> None:
+    panel = Panel(
+        [Curve("a", [1, 2, 3], [1.0, 0.0, 9.0], [0.5, 0.0, 8], [2.0, 0.0, 10.0])],
+        [Slope(2, (1, 3), (1, 1), "2")],
+        x_scale="log",
+        y_scale="log",
+    )
+    bars = Panel([Curve("b", [0, 1], [1.0, 2.0], [0.5, 1.5], [1.5, 2.5], style="bars")], ticks=([0, 1], ["x", "y"]))
+    steps = Panel([Curve("c", [0, 1, 2], [1.0, 2.0], style="steps")])
+    heat = Heat([[1.0, math.nan], [2.0, 3.0]], groups=["a", "b"])
+    chart = Chart("chart", "title", "caption", [panel, bars, steps, heat])
+    contents = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        contents.append([file.read_bytes() for file in draw(chart, tmp_path / folder)])
+    assert contents[0] == contents[1]
+
+
+def test_the_command_measures_draws_and_judges(tmp_path: Path) -> None:
+    results = str(tmp_path / "results")
+    runner = CliRunner()
+    listed = runner.invoke(app, ["reproduce", "--results", results], env={"COLUMNS": "200"})
+    assert listed.exit_code == 0
+    assert all(experiment.name in listed.output for experiment in EXPERIMENTS)
+    found = runner.invoke(app, ["reproduce", "fig1", "fig4", "--quick", "--seeds", "2", "--results", results])
+    assert found.exit_code == 0, found.output
+    assert "softmax-indefinite: holds" in found.output
+    page = (tmp_path / "results" / "index.html").read_text()
+    assert "<svg" in page
+    assert page.count(">open<") == len(CLAIMS) - 4
+    text = (tmp_path / "results" / "verdicts.md").read_text()
+    assert "figures/fig1.svg" in text
+    assert (tmp_path / "results" / "figures" / "fig4.png").stat().st_size > 5_000
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    assert set(summary) == {"fig1", "fig4"}
+    before = (tmp_path / "results" / "fig1.jsonl").read_bytes()
+    again = runner.invoke(app, ["reproduce", "verdicts", "--quick", "--seeds", "2", "--results", results])
+    assert again.exit_code == 0
+    assert (tmp_path / "results" / "fig1.jsonl").read_bytes() == before
+    wrong = runner.invoke(app, ["reproduce", "figure3a", "--results", results])
+    assert wrong.exit_code == 1
+    assert "Did you mean" in wrong.output
+
+
+def test_a_damaged_store_is_told_by_the_command_and_can_be_moved_away(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "fig1.jsonl").write_text("not ours\n")
+    runner = CliRunner()
+    told = runner.invoke(app, ["reproduce", "--results", str(results)])
+    assert told.exit_code == 1
+    assert "fig1.jsonl" in told.output.replace("\n", "")
+    moved = runner.invoke(app, ["reproduce", "--results", str(results), "--set-aside"])
+    assert moved.exit_code == 0
+    assert (results / "fig1.jsonl.aside-1").read_text() == "not ours\n"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_settings_are_plain_and_distinct(experiment: Experiment) -> None:
+    for effort in (QUICK, Effort(), Effort(seeds=2)):
+        configs = experiment.points(effort)
+        assert len({experiment.key(config) for config in configs}) == len(configs)
+        assert all(isinstance(value, (int, float, str, bool)) for config in configs for value in config.values())
+    assert len(experiment.points(Effort(seeds=2))) < len(experiment.points(Effort()))
+
+
+def test_histograms_count_every_entry() -> None:
+    found = entries.measure({"width": 4, "sigma": 0.2, "kind": "softmax", "seed": 0})
+    assert sum(found["histogram"]["Q"]) <= 4**4
+    assert sum(found["histogram"]["V"]) == 4**4
