@@ -9,12 +9,33 @@ from curvlens.experiments.deep import FIG6
 from curvlens.experiments.entries import FIG1, FIG4
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.growth import FIG3A, FIG3B, FIG5
+from curvlens.experiments.layer import HEADS, MOMENTS_, SINGLE, TEMPERATURE, WEIGHTS
 from curvlens.experiments.linear import FIG7, FIG8, TABLE1
 from curvlens.experiments.run import measured, missing, run
+from curvlens.experiments.slides import GGN_TOP, SCALAR, SINK, SINK_GPT
 from curvlens.experiments.store import Record, Store, table
 from curvlens.experiments.verdicts import Claim, Finding
 
-EXPERIMENTS: tuple[Experiment, ...] = (FIG1, FIG3A, FIG3B, FIG4, FIG5, FIG6, FIG7, FIG8, TABLE1)
+EXPERIMENTS: tuple[Experiment, ...] = (
+    FIG1,
+    FIG3A,
+    FIG3B,
+    FIG4,
+    FIG5,
+    FIG6,
+    FIG7,
+    FIG8,
+    TABLE1,
+    WEIGHTS,
+    MOMENTS_,
+    TEMPERATURE,
+    SINGLE,
+    HEADS,
+    SCALAR,
+    GGN_TOP,
+    SINK,
+    SINK_GPT,
+)
 
 __all__ = [
     "CLAIMS",
