@@ -4,12 +4,13 @@ An experiment is a line of `EXPERIMENTS`, a claim one of `CLAIMS`: that is all t
 """
 
 from curvlens.errors import CurvlensError, nearest
+from curvlens.experiments.block import BOUNDS, DEPTH, FEEDFORWARD, LAYERNORM, TRAINING
 from curvlens.experiments.claims import CLAIMS
 from curvlens.experiments.deep import FIG6
 from curvlens.experiments.entries import FIG1, FIG4
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.growth import FIG3A, FIG3B, FIG5
-from curvlens.experiments.layer import HEADS, MOMENTS_, SINGLE, TEMPERATURE, WEIGHTS
+from curvlens.experiments.layer import HEADS, KEYS, MOMENTS_, SINGLE, TEMPERATURE, WEIGHTS
 from curvlens.experiments.linear import FIG7, FIG8, TABLE1
 from curvlens.experiments.run import measured, missing, run
 from curvlens.experiments.slides import GGN_TOP, SCALAR, SINK, SINK_GPT
@@ -30,11 +31,17 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     MOMENTS_,
     TEMPERATURE,
     SINGLE,
+    KEYS,
     HEADS,
     SCALAR,
     GGN_TOP,
     SINK,
     SINK_GPT,
+    DEPTH,
+    BOUNDS,
+    LAYERNORM,
+    FEEDFORWARD,
+    TRAINING,
 )
 
 __all__ = [

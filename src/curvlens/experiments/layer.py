@@ -98,8 +98,13 @@ def report_weights(records: Sequence[Record]) -> Report:
         [
             Panel(
                 [
-                    Curve(f"$W_{weight}$", [i + 0.25 * (j - 1) for i in range(len(rows))], [row[j] for row in rows],
-                          colour=j, style="bars")
+                    Curve(
+                        f"$W_{weight}$",
+                        [i + 0.25 * (j - 1) for i in range(len(rows))],
+                        [row[j] for row in rows],
+                        colour=j,
+                        style="bars",
+                    )
                     for j, weight in enumerate("QKV")
                 ],
                 y_label="power of the weight",
@@ -107,7 +112,7 @@ def report_weights(records: Sequence[Record]) -> Report:
             )
         ],
         columns=1,
-    )  # fmt: skip
+    )
     text = "; ".join(
         f"{name}: " + " ".join(f"{w}^{power:.2f}" for w, power in zip("QKV", row, strict=True))
         for name, row in zip(names, rows, strict=True)
@@ -439,6 +444,69 @@ def report_single(records: Sequence[Record]) -> Report:
     return Report((chart,), findings)
 
 
+# Key size
+
+
+def points_keys(effort: Effort) -> list[Config]:
+    """Keys of 1 to 64 dimensions for tokens of 16."""
+    return [
+        {"d_k": d_k, "seed": seed}
+        for seed in effort.repeats(3, 10)
+        for d_k in ((1, 4, 16) if effort.quick else (1, 2, 4, 8, 16, 32, 64))
+    ]
+
+
+def measure_keys(config: Config) -> Mapping[str, Any]:
+    """Norms of all blocks, and the share of negative eigenvalues in those on the diagonal."""
+    draw, width = Draws(config["seed"]), 16
+    x, y = draw(LENGTH, width), draw(LENGTH, width)
+    wq, wk = (draw(width, config["d_k"], scale=1 / math.sqrt(width)) for _ in range(2))
+    H = attention.hessian(x, wq, wk, draw(width, width, scale=1 / math.sqrt(width)), target=y)
+    return {
+        "norms": norms(H),
+        "negative": {letter: _negative(H.total[letter]) for letter in "QKV"},
+        "t": [H.t_outer().norm(), H.t_functional().norm()],
+    }
+
+
+def report_keys(records: Sequence[Record]) -> Report:
+    """What the size of the keys does."""
+    chosen = (("QQ", "outer"), ("QQ", "functional"), ("QK", "functional"), ("VQ", "outer"), ("VV", "outer"))
+    negative = [sweep(records, "d_k", "negative", letter) for letter in "QK"]
+    ticks = (list(negative[0].x), [f"{x:g}" for x in negative[0].x])
+    chart = Chart(
+        "key-size",
+        "The blocks over the size of the keys",
+        "One layer with Gaussian tokens of 16 dimensions and weights of unit scale; the scores are divided by the "
+        "root of d_K. Right: the share of ‖block‖² in negative eigenvalues; the value block has none.",
+        [
+            Panel(
+                [
+                    line(records, "d_k", block, part).curve(f"${SIGNS[part]}({block[0]},{block[1]})$", colour=i)
+                    for i, (block, part) in enumerate(chosen)
+                ],
+                (),
+                "norms",
+                "$d_K$",
+                "Frobenius norm",
+                "log",
+                "log",
+                ticks=ticks,
+            ),
+            Panel(
+                [found.curve(letter, colour=i) for i, (letter, found) in enumerate(zip("QK", negative, strict=True))],
+                (),
+                "negative eigenvalues",
+                "$d_K$",
+                "share",
+                "log",
+                ticks=ticks,
+            ),
+        ],
+    )
+    return Report((chart,))
+
+
 # Heads
 
 
@@ -567,4 +635,5 @@ SINGLE = Experiment(
     measure_single,
     report_single,
 )
+KEYS = Experiment("key-size", "The size of the keys", f"{PAPER}, Section 2", points_keys, measure_keys, report_keys)
 HEADS = Experiment("heads", "Multi-head attention", f"{PAPER}, Appendix E", points_heads, measure_heads, report_heads)

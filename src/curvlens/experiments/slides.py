@@ -152,7 +152,8 @@ def measure_ggn(config: Config) -> Mapping[str, Any]:
     network, draw, width = config["network"], Draws(config["seed"]), 6
 
     def target(out: Tensor) -> Tensor:
-        return out + config["residual"] * out.std() * draw(*out.shape)
+        noise = draw(*out.shape)
+        return out + float(config["residual"]) * out.std() * noise
 
     if network == "scalar":
         x, q, k, v, _ = _scalar(config["seed"], width, 1.0)
@@ -334,7 +335,7 @@ def measure_sink_gpt(config: Config) -> Mapping[str, Any]:
     """Eigenvalues of the whole Hessian, dense."""
     task = Addition(digits=2)
     model = trained(task, seed=config["seed"], steps=config["steps"], sink=config["sink"])
-    problem = Problem(model, [task.batch(32, seed=0)], CrossEntropy())
+    problem = Problem(model, [task.batch(16, seed=0)], CrossEntropy())
     values = torch.linalg.eigvalsh(hessian(problem).dense())
     return {
         "top": float(values[-1]),
