@@ -417,14 +417,17 @@ def test_repeats_that_lack_a_place_do_not_count() -> None:
 
 
 def test_the_band_is_the_interval_of_the_mean() -> None:
-    values = torch.tensor([[1.0], [4.0], [2.0]], dtype=torch.float64)
+    values = torch.tensor([[1.0], [4.0], [2.0], [2.0], [2.0]], dtype=torch.float64)
     curve = Sweep((1.0,), values).curve("")
     assert curve.low is not None
     assert curve.high is not None
-    half = 4.302652729696 * values.log().std(0).item() / math.sqrt(3)
+    half = 2.7764451051978 * values.log().std(0).item() / math.sqrt(5)
     assert curve.y[0] == pytest.approx(2)
     assert math.log(curve.high[0] / curve.y[0]) == pytest.approx(half)
     assert math.log(curve.y[0] / curve.low[0]) == pytest.approx(half)
+    few = Sweep((1.0,), values[:3]).curve("", shares=True)
+    assert (few.low, few.high) == ([1.0], [4.0])
+    assert few.y[0] == pytest.approx(7 / 3)
 
 
 # Claims, references, pages

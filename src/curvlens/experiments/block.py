@@ -71,7 +71,9 @@ def measure_depth(config: Config) -> Mapping[str, Any]:
 
 def report_depth(records: Sequence[Record]) -> Report:
     """Growth with the number of layers, and along them."""
-    deepest = max(record.config["layers"] for record in records)
+    depths = sorted({record.config["layers"] for record in records})
+    deepest = depths[-1]
+    every = list(range(1, deepest + 1))
     growing: list[Curve] = []
     along, texts, factors, sizes = [], [], {}, {}
     for colour, (norm, name) in enumerate(NORMS.items()):
@@ -87,13 +89,17 @@ def report_depth(records: Sequence[Record]) -> Report:
             values = torch.tensor([[layer[part] for layer in record.result["layers"]] for record in deep])
             line = Sweep(tuple(range(1, deepest + 1)), values.double())
             panel.append(line.curve(label, colour=part))
-        along.append(Panel(panel, (), f"{name}, {deepest} layers", "layer", "norm of its block", y_scale="log"))
+        along.append(
+            Panel(
+                panel, (), f"{name}, {deepest} layers", "layer", "norm of its block", y_scale="log", ticks=_ticks(every)
+            )
+        )
     chart = Chart(
         "depth",
         "Curvature along depth at initialisation",
         "GPTs that are to add numbers of two digits. First panel: the norm of the whole Hessian over the number of "
         "layers. Others: the norm of each layer's diagonal block, for H, GGN and functional part.",
-        [Panel(growing, (), "whole Hessian", "layers", r"$\|H\|_F$", y_scale="log"), *along],
+        [Panel(growing, (), "whole Hessian", "layers", r"$\|H\|_F$", y_scale="log", ticks=_ticks(depths)), *along],
     )
     grows = [NORMS[norm] for norm, factor in factors.items() if factor > 1.1]
     slowest = min(factors, key=lambda norm: factors[norm])
@@ -110,6 +116,10 @@ def report_depth(records: Sequence[Record]) -> Report:
         else "",
     )
     return Report((chart,), (finding,))
+
+
+def _ticks(numbers: Sequence[int]) -> tuple[list[float], list[str]]:
+    return [float(number) for number in numbers], [str(number) for number in numbers]
 
 
 # Bounds
@@ -401,7 +411,7 @@ def report_relu(records: Sequence[Record]) -> Report:
                 [
                     Curve(
                         activation,
-                        [i + 0.35 * j for i in range(3)],
+                        [0, 1, 2],
                         [ratios[activation, n] for n in names],
                         colour=j,
                         style="bars",
@@ -409,7 +419,7 @@ def report_relu(records: Sequence[Record]) -> Report:
                     for j, activation in enumerate(("relu", "gelu"))
                 ],
                 y_label=r"$\|H_f\| / \|GGN\|$",
-                ticks=([i + 0.17 for i in range(3)], ["(up, up)", "(down, down)", "(up, down)"]),
+                ticks=([0, 1, 2], ["(up, up)", "(down, down)", "(up, down)"]),
             )
         ],
         columns=1,

@@ -100,7 +100,7 @@ def report_weights(records: Sequence[Record]) -> Report:
                 [
                     Curve(
                         f"$W_{weight}$",
-                        [i + 0.25 * (j - 1) for i in range(len(rows))],
+                        list(range(len(rows))),
                         [row[j] for row in rows],
                         colour=j,
                         style="bars",
@@ -108,7 +108,7 @@ def report_weights(records: Sequence[Record]) -> Report:
                     for j, weight in enumerate("QKV")
                 ],
                 y_label="power of the weight",
-                ticks=(list(range(len(names))), [f"${name}$" for name in names]),
+                ticks=(list(range(len(names))), [f"${name}$".replace("(", "$\n$(") for name in names]),
             )
         ],
         columns=1,
@@ -270,7 +270,7 @@ def report_temperature(records: Sequence[Record]) -> Report:
         ),
     ]
     entropy = sweep(records, "temperature", "entropy")
-    panels.append(Panel([entropy.curve("", marker=True)], (), "entropy", "temperature $t$", "entropy / log L", "log"))
+    panels.append(Panel([entropy.curve("", shares=True)], (), "entropy", "temperature $t$", "entropy / log L", "log"))
     ratio = (parts[0].values / parts[1].values).log().mean(0).exp()
     share = _share(records)
     chart = Chart(
@@ -404,15 +404,18 @@ def report_single(records: Sequence[Record]) -> Report:
         "matrix W_QK and with two.",
         [
             Panel(
-                [ranks.curve("rank of the T-outer part"), bounds.curve("bound", colour=1, style="dashed")],
+                [
+                    ranks.curve("rank of the T-outer part", shares=True),
+                    bounds.curve("bound", shares=True, colour=1, style="dashed"),
+                ],
                 (),
                 "rank",
                 "$d_K$",
                 "rank",
             ),
-            Panel([shares.curve("")], (), "T-functional part", "$d_K$", r"$\|H_f^T\| / \|H\|$"),
+            Panel([shares.curve("", shares=True)], (), "T-functional part", "$d_K$", r"$\|H_f^T\| / \|H\|$"),
             Panel(
-                [both[0].curve("one matrix"), both[1].curve("two matrices", colour=1)],
+                [both[0].curve("one matrix", shares=True), both[1].curve("two matrices", shares=True, colour=1)],
                 (),
                 "negative eigenvalues",
                 "$d_K$",
@@ -494,7 +497,10 @@ def report_keys(records: Sequence[Record]) -> Report:
                 ticks=ticks,
             ),
             Panel(
-                [found.curve(letter, colour=i) for i, (letter, found) in enumerate(zip("QK", negative, strict=True))],
+                [
+                    found.curve(letter, shares=True, colour=i)
+                    for i, (letter, found) in enumerate(zip("QK", negative, strict=True))
+                ],
                 (),
                 "negative eigenvalues",
                 "$d_K$",

@@ -248,17 +248,17 @@ def report_table1(records: Sequence[Record]) -> Report:
     )
     bars = []
     for colour, part in enumerate(PARTS[:2]):
-        places = [3 * i + 0.8 * colour for i in range(len(slopes))]
-        bars.append(
-            Curve(f"${SIGNS[part]}$", places, [found[colour] for found in slopes.values()], colour=colour, style="bars")
-        )
-    names = [f"{NETWORKS[network]},\n{residual}\nresidual" for network, residual in slopes]
+        powers = [found[colour] for found in slopes.values()]
+        bars.append(Curve(f"${SIGNS[part]}$", list(range(len(powers))), powers, colour=colour, style="bars"))
+    names = [
+        f"{NETWORKS[network]}\n{residual}\nresidual".replace("linear ", "linear\n") for network, residual in slopes
+    ]
     chart = Chart(
         "table1",
         "Powers of the data in the Hessian of linear networks",
         "Slopes of the norms of both parts over σ, σ ≤ 0.01: one layer of linear attention, an MLP and a CNN of two "
         "layers; with targets that do not scale with the data (constant residual) and ones that do.",
-        [Panel(bars, y_label="power of σ", ticks=([3 * i + 0.4 for i in range(len(slopes))], names))],
+        [Panel(bars, y_label="power of σ", ticks=(list(range(len(slopes))), names))],
         columns=1,
     )
 

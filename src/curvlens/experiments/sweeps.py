@@ -18,6 +18,8 @@ from curvlens.figures.charts import Curve
 
 UNDERFLOW = "underflow"
 """In the place of a norm that is not zero but has no float64."""
+FEW = 5
+"""Repeats below which a band shows their range, since an interval of their mean would say little."""
 TINY, LARGE = 1e-290, 1e290
 """Outside, squares of entries or their sums have left float64 on the way."""
 
@@ -66,15 +68,17 @@ class Sweep:
     x: tuple[float, ...]
     values: Tensor
 
-    def curve(self, label: str, **style: Any) -> Curve:
-        """The geometric mean and its 95 % interval."""
-        logs = self.values.log()
-        middle = logs.mean(0)
-        half = torch.zeros_like(middle)
-        if len(logs) > 1:
-            half = exponents.student(0.95, len(logs) - 1) * logs.std(0) / len(logs) ** 0.5
-        low, high = (middle - half).exp().tolist(), (middle + half).exp().tolist()
-        return Curve(label, self.x, middle.exp().tolist(), low, high, **style)
+    def curve(self, label: str, *, shares: bool = False, **style: Any) -> Curve:
+        """The geometric mean, or the mean of shares, and its 95 % interval; of few repeats, their range."""
+        values = self.values if shares else self.values.log()
+        middle = values.mean(0)
+        if len(values) < FEW:
+            low, high = values.amin(0), values.amax(0)
+        else:
+            half = exponents.student(0.95, len(values) - 1) * values.std(0) / len(values) ** 0.5
+            low, high = middle - half, middle + half
+        found = [line.tolist() if shares else line.exp().tolist() for line in (middle, low, high)]
+        return Curve(label, self.x, found[0], found[1], found[2], **style)
 
     def within(self, low: float, high: float) -> Sweep:
         """A part of the grid."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def draw(chart: Chart, folder: Path) -> tuple[Path, Path]:
         count = len(chart.panels)
         across = min(chart.columns, count)
         down = -(-count // across)
-        figure = Figure(figsize=(3.7 * across + 0.4, 2.9 * down + 0.4), layout="constrained")
+        width = 3.7 * across + 0.4 if across > 1 else 6.4
+        figure = Figure(figsize=(width, 2.9 * down + 0.4 if across > 1 else 3.8 * down), layout="constrained")
         FigureCanvasAgg(figure)
         for place, panel in enumerate(chart.panels, start=1):
             axes = figure.add_subplot(down, across, place)
@@ -51,7 +53,7 @@ def draw(chart: Chart, folder: Path) -> tuple[Path, Path]:
                 _heat(figure, axes, panel)
             else:
                 _panel(axes, panel)
-        figure.suptitle(chart.title, fontsize=10.5)
+        figure.suptitle(textwrap.fill(chart.title, int(11 * width)), fontsize=10.5)
         svg, png = folder / f"{chart.name}.svg", folder / f"{chart.name}.png"
         figure.savefig(svg, metadata={"Date": None})
         figure.savefig(png, dpi=130, metadata={"Software": None})
@@ -59,8 +61,12 @@ def draw(chart: Chart, folder: Path) -> tuple[Path, Path]:
 
 
 def _panel(axes: Any, panel: Panel) -> None:
+    bars = [curve for curve in panel.curves if curve.style == "bars"]
+    for number, curve in enumerate(bars):
+        _bars(axes, curve, (number + 0.5) / len(bars) - 0.5, 0.8 / len(bars))
     for curve in panel.curves:
-        _curve(axes, curve, panel)
+        if curve.style != "bars":
+            _curve(axes, curve, panel)
     for slope in panel.slopes:
         _slope(axes, slope)
     for place in panel.lines:
@@ -71,23 +77,27 @@ def _panel(axes: Any, panel: Panel) -> None:
     axes.set_yscale(panel.y_scale)
     if panel.ticks is not None:
         axes.set_xticks(*panel.ticks)
-        axes.tick_params(axis="x", which="minor", length=0)
+        axes.set_xticks([], minor=True)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.legend and any(curve.label for curve in panel.curves):
         axes.legend(frameon=False, handlelength=1.8)
 
 
+def _bars(axes: Any, curve: Curve, beside: float, width: float) -> None:
+    """Bars at their places, beside those of other curves."""
+    error = None
+    if curve.low is not None and curve.high is not None:
+        error = [
+            [y - low for y, low in zip(curve.y, curve.low, strict=True)],
+            [high - y for y, high in zip(curve.y, curve.high, strict=True)],
+        ]
+    places = [x + 0.8 * beside for x in curve.x]
+    colour = PALETTE[curve.colour % len(PALETTE)]
+    axes.bar(places, curve.y, yerr=error, color=colour, label=curve.label, width=width, capsize=2)
+
+
 def _curve(axes: Any, curve: Curve, panel: Panel) -> None:
     colour = PALETTE[curve.colour % len(PALETTE)]
-    if curve.style == "bars":
-        error = None
-        if curve.low is not None and curve.high is not None:
-            error = [
-                [y - low for y, low in zip(curve.y, curve.low, strict=True)],
-                [high - y for y, high in zip(curve.y, curve.high, strict=True)],
-            ]
-        axes.bar(curve.x, curve.y, yerr=error, color=colour, label=curve.label, width=0.7, capsize=2)
-        return
     if curve.style == "steps":
         axes.stairs(curve.y, curve.x, color=colour, label=curve.label, fill=True, alpha=0.35)
         axes.stairs(curve.y, curve.x, color=colour)
@@ -129,7 +139,8 @@ def _heat(figure: Any, axes: Any, panel: Heat) -> None:
     if panel.groups:
         size = len(panel.matrix) / len(panel.groups)
         places = [size * (i + 0.5) - 0.5 for i in range(len(panel.groups))]
-        axes.set_xticks(places, panel.groups)
+        turned = 35 if max(map(len, panel.groups)) > 6 else 0
+        axes.set_xticks(places, panel.groups, rotation=turned)
         axes.set_yticks(places, panel.groups)
         axes.tick_params(length=0)
         for edge in range(1, len(panel.groups)):
