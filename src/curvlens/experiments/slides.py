@@ -73,7 +73,7 @@ def _differentiated(x: Tensor, q: Tensor, k: Tensor, v: float, y: Tensor) -> Ten
         return (wv * (a @ x[..., None]).squeeze(-1) - y).square().mean()
 
     theta = torch.cat([q, k, torch.tensor([v], dtype=x.dtype)])
-    found: Tensor = torch.func.hessian(loss)(theta)
+    found: Tensor = torch.autograd.functional.hessian(loss, theta)  # type: ignore[no-untyped-call]
     return found
 
 
