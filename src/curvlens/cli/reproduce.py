@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -149,9 +148,9 @@ def _write(shown: Sequence[Shown], wanted: Wanted, store: Store) -> list[Path]:
 def _replace(file: Path, text: str) -> Path:
     """Write a file as a whole, or leave the old one."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
-            new.write(text)
-        Path(new.name).replace(file)
+        new = file.with_name(f".{file.name}.new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(file)
     except OSError as error:
         raise CurvlensError(f"{str(file)!r} cannot be written: {error.strerror}.") from error
     return file

@@ -113,10 +113,7 @@ def report_weights(records: Sequence[Record]) -> Report:
         ],
         columns=1,
     )
-    text = "; ".join(
-        f"{name}: " + " ".join(f"{w}^{power:.2f}" for w, power in zip("QKV", row, strict=True))
-        for name, row in zip(names, rows, strict=True)
-    )
+    text = "; ".join(f"{name}: {_powers(row)}" for name, row in zip(names, rows, strict=True))
     finding = Finding(
         "weights",
         "holds when" if worst < 0.02 else "does not hold",
@@ -124,6 +121,12 @@ def report_weights(records: Sequence[Record]) -> Report:
         "beside the weights' influence through the attention matrix, that is for small scores",
     )
     return Report((chart,), (finding,))
+
+
+def _powers(row: Sequence[float]) -> str:
+    """``K² V²`` with the measured powers."""
+    found = [f"W_{weight}^{power:.2f}" for weight, power in zip("QKV", row, strict=True) if abs(power) > 0.005]
+    return " ".join(found) or "none"
 
 
 # Moments

@@ -107,7 +107,7 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
         cells = (
             f"{escape(claim.statement)}<br><small>{escape(claim.source)}</small>",
             escape(finding.measured) if finding else "",
-            f'<b class="{verdict.split()[0]}">{verdict}</b>',
+            f'<b class="{verdict.replace(" ", "-")}">{verdict}</b>',
             escape(finding.regime) if finding else "",
             link,
         )
@@ -115,7 +115,7 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
     numbers = [
         f"<tr><td>{escape(each.reference.what)}</td><td>{_with_error(each.measured.value, each.measured.error)}</td>"
         f"<td>{_with_error(each.reference.value, each.reference.error)}</td><td>{escape(each.reference.source)}</td>"
-        f"<td>{'agrees' if each.agrees else '<b class=does>differs</b>'}</td></tr>"
+        f"<td>{'agrees' if each.agrees else '<b class=does-not-hold>differs</b>'}</td></tr>"
         for each in _compared(shown)
     ]
     parts = []
@@ -147,7 +147,7 @@ td, th {{ border-bottom: 1px solid #ddd; padding: .4rem .6rem; text-align: left;
 th {{ position: sticky; top: 0; background: #fff; }}
 small {{ color: #666; }} figure {{ margin: 1rem 0 2rem; }} figure svg {{ max-width: 100%; height: auto; }}
 figcaption {{ color: #444; max-width: 50rem; }}
-.holds {{ color: #006d4f; white-space: nowrap; }} .does {{ color: #a33c00; }} .open {{ color: #777; }}
+.holds {{ color: #006d4f; }} .holds-when {{ color: #8a5a00; }} .does-not-hold {{ color: #a3260f; }} .open {{ color: #777; }}
 </style></head><body>
 <h1>The papers, measured</h1><p>{effort}</p>
 <h2>Verdicts</h2>
