@@ -28,6 +28,12 @@ THIRD = (
     "A third derivative of attention was asked for; curvlens has the first two. For more take the written-out formula: "
     "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), outside of curvlens.second_order()."
 )
+BATCHED = torch._C._dispatch_key_parse("Batched")
+"""What torch.autograd.grad marks batched gradients with; torch.func has another mark."""
+LOST = (
+    "Batched gradients of attention with a graph were asked for, by is_grads_batched=True (or vectorize=True) and "
+    "create_graph=True: torch loses that graph. Use torch.func.vmap over torch.func.vjp, or torch.func.jacrev."
+)
 
 
 class _Function(torch.autograd.Function):
@@ -202,7 +208,13 @@ class PushTwice(_Function):
 
 
 def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    if torch.is_grad_enabled() and any(_is_batched_by_autograd(x) for x in inputs):
+        raise CurvlensError(LOST)
     return function.apply(*inputs)  # type: ignore[no-untyped-call]
+
+
+def _is_batched_by_autograd(x: Any) -> bool:
+    return isinstance(x, Tensor) and torch._C._dispatch_keys(x).has(BATCHED)
 
 
 def _run(op: Any, tensors: Sequence[Maybe], spec: Spec, *with_bias: bool) -> Any:
