@@ -40,7 +40,8 @@ def _softmax(scores: Tensor, at: Inputs, spec: Spec) -> Tensor:
     if seen is None:
         return scores.softmax(-1)
     if at.mask is None and at.bias is None and spec.high in (None, 0) and spec.low is None:
-        return scores.masked_fill(~seen, -math.inf).softmax(-1)  # every query sees a key
+        # Every query sees a key, and a sum is differentiated for nothing. It is NaN if a hidden score is infinite.
+        return (scores + torch.zeros_like(seen, dtype=scores.dtype).masked_fill(~seen, -math.inf)).softmax(-1)
     blind = ~seen.any(-1, keepdim=True)
     # a row of −∞ alone would be NaN
     hidden = torch.zeros_like(blind, dtype=scores.dtype).masked_fill(~blind, -math.inf)
