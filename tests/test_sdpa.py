@@ -526,6 +526,11 @@ def test_no_heads_and_a_mask(way: str) -> None:
 LINEAR: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = {
     "functional.hvp": lambda f, x, u: AF.hvp(loss_of(f), x, u),
     "functional.vhp": lambda f, x, u: AF.vhp(loss_of(f), x, u),
+    "functional.hessian": lambda f, x, u: AF.hessian(loss_of(f), x),
+    "functional.hessian, batched": lambda f, x, u: AF.hessian(loss_of(f), x, vectorize=True),
+    "functional.hessian, forward": lambda f, x, u: AF.hessian(
+        loss_of(f), x, vectorize=True, outer_jacobian_strategy="forward-mode"
+    ),
     "gradient of functional.jvp": lambda f, x, u: gradient_of_jvp(f, x, u),
     "derivative of u'Hu": lambda f, x, u: by_direction(loss_of(f), x, u),
     "jvp by the direction": lambda f, x, u: jvp(lambda w: jvp(grad(loss_of(f)), (x,), (w,))[1], (u,), (x.sin(),)),
@@ -566,7 +571,7 @@ def by_cotangent(f: Callable[..., Tensor], x: Tensor, u: Tensor) -> Any:
 
 @pytest.mark.parametrize("name", ["causal", "groups", "bias", "bias and cap"])
 @pytest.mark.parametrize("way_of_it", LINEAR)
-def test_derivatives_by_directions(way_of_it: str, name: str, tiled: None) -> None:
+def test_ways_of_autograd_and_derivatives_by_directions(way_of_it: str, name: str, tiled: None) -> None:
     """Second derivatives are linear in their direction and in G: differentiating by these is no third derivative."""
     x, of = posed(name)
     u = torch.cat([y.flatten() for y in x]).cos()
@@ -681,7 +686,10 @@ BAD: dict[str, tuple[Options, str]] = {
     "integers": ({"query": torch.ones(2, 2, 5, 3).long()}, r"query is \(2, 2, 5, 3\), torch.int64"),
     "no tensor": ({"value": [1.0]}, "value is list"),
     "no heads of values": ({"key": random(2, 1, 5, 3), "value": torch.zeros(2, 0, 5, 3, dtype=D)}, "Without heads"),
-    "nested": ({"query": torch.nested.nested_tensor([torch.ones(2, 5, 3)] * 2)}, "query is a nested tensor"),
+    "nested": (
+        {"query": torch.nested.nested_tensor([torch.ones(2, 5, 3)] * 2, layout=torch.jagged)},
+        "query is a nested tensor",
+    ),
     "scale with a gradient": ({"scale": torch.tensor(1.0, requires_grad=True)}, "scale=.*expected a number"),
     "one axis": ({"value": random(3)}, r"value is \(3,\)"),
     "mask": ({"attn_mask": torch.ones(4, 5, dtype=torch.bool)}, r"attn_mask has shape \(4, 5\).*\(2, 2, 5, 5\)"),

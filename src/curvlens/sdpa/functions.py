@@ -78,6 +78,7 @@ class Attend(_Function):
     def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
         if g is None:  # the derivatives below take O as a number
             return (None,) * 6
+        _keep_graph(g)
         return *_apply(Pull, *ctx.saved_tensors, g, ctx.needs_input_grad[3], ctx.spec), None, None
 
     @staticmethod
@@ -98,6 +99,7 @@ class Pull(_WithBias):
     def backward(ctx: Any, *u: Maybe) -> tuple[Maybe, ...]:
         if all(x is None for x in u):
             return (None,) * 10
+        _keep_graph(*u)
         *at, g = ctx.saved_tensors
         *own, o = _apply(Bend, *at, g, *_filled(at, u), None, ctx.needs_input_grad[3], ctx.spec)
         return *own, None, None, None, o, None, None
@@ -121,6 +123,7 @@ class Push(_Function):
     def backward(ctx: Any, g: Maybe) -> tuple[Maybe, ...]:
         if g is None:
             return (None,) * 12
+        _keep_graph(g)
         at, along = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
         return *_of_push(ctx, at, along, g, ctx.needs_input_grad[7:11]), None
 
@@ -148,6 +151,7 @@ class Bend(_WithBias):
 
     @staticmethod
     def backward(ctx: Any, *given: Maybe) -> tuple[Maybe, ...]:
+        _keep_graph(*given)
         *w, u = given
         at, g, along = ctx.saved_tensors[:7], ctx.saved_tensors[7], ctx.saved_tensors[8:12]
         needs = ctx.needs_input_grad
@@ -190,6 +194,7 @@ class PushTwice(_Function):
     def backward(ctx: Any, g: Maybe) -> tuple[Maybe, ...]:
         if g is None:
             return (None,) * 16
+        _keep_graph(g)
         _refuse_third(ctx)
         at, pair = ctx.saved_tensors[:7], (ctx.saved_tensors[7:11], ctx.saved_tensors[11:])
         found: list[Maybe] = []
@@ -208,13 +213,13 @@ class PushTwice(_Function):
 
 
 def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    if torch.is_grad_enabled() and any(_is_batched_by_autograd(x) for x in inputs):
-        raise CurvlensError(LOST)
     return function.apply(*inputs)  # type: ignore[no-untyped-call]
 
 
-def _is_batched_by_autograd(x: Any) -> bool:
-    return isinstance(x, Tensor) and torch._C._dispatch_keys(x).has(BATCHED)
+def _keep_graph(*gradients: Maybe) -> None:
+    """An error where torch would lose the graph of a gradient."""
+    if torch.is_grad_enabled() and any(x is not None and torch._C._dispatch_keys(x).has(BATCHED) for x in gradients):
+        raise CurvlensError(LOST)
 
 
 def _run(op: Any, tensors: Sequence[Maybe], spec: Spec, *with_bias: bool) -> Any:
