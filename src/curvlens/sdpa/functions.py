@@ -3,7 +3,7 @@
     Attend    (Q, K, V, bias) ↦ O     reverse: Pull          forward: Push
     Pull      (…, G) ↦ gradient       reverse: Bend, Ȯ       forward: Bend with Ġ
     Push      (…, direction) ↦ Ȯ      reverse: Bend, Pull    forward: PushTwice + Push
-    Bend, PushTwice                   by G and directions, in which they are linear: each other; else refused
+    Bend, PushTwice                   in G and directions they are linear: each other, in both modes
 
 A derivative of Bend or PushTwice by Q, K, V or the bias would be a third one. O and ℓ are handed on to the derivatives
 as numbers: each of these is a function of Q, K, V, the bias and G or a direction alone, and its derivative takes into
@@ -25,7 +25,8 @@ from curvlens.sdpa.tiles import Spec
 
 Maybe = Tensor | None
 THIRD = (
-    "A third derivative of attention was asked for; curvlens has the first two. For more take the written-out formula: "
+    "A third derivative of attention was asked for; curvlens has the first two. To differentiate a second one by its "
+    "direction alone, name that: torch.autograd.grad(..., direction). For more take the written-out formula: "
     "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), outside of curvlens.second_order()."
 )
 BATCHED = torch._C._dispatch_key_parse("Batched")
