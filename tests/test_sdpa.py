@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,11 +17,13 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacrev, jvp, linearize, vjp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 import curvlens as cl
-from curvlens.sdpa import attention, tiles
+from curvlens.sdpa import attention, kernels, ops, tiles
 
 scaled_dot_product_attention: Any = cl.sdpa.scaled_dot_product_attention
+AF: Any = torch.autograd.functional
 D = torch.float64
 Options = dict[str, Any]
 
@@ -353,6 +356,316 @@ def test_a_third_derivative_is_an_error(tiled: None) -> None:
         jvp(hessian(lambda x: scaled_dot_product_attention(x, x, x).sin().sum()), (q.detach(),), (q.detach(),))
 
 
+# Large scores, hidden keys
+
+
+def first_and_second(function: Attention, inputs: tuple[Tensor, ...], options: Options) -> tuple[Tensor, ...]:
+    """Attention, its gradient, and a product with the Hessian."""
+    leaves = tuple(x.detach().requires_grad_() for x in inputs)
+    y = function(*leaves, **options)
+    g = torch.autograd.grad(loss_of(lambda: y)(), leaves, create_graph=True)
+    return y, *g, *torch.autograd.grad(g, leaves, [x.detach().flip(-1).cos() for x in leaves])
+
+
+@pytest.mark.parametrize("causal", [True, "bottom-right"])
+@pytest.mark.parametrize("window", [(1, None), (None, None), (1, 0), (None, 3), (0, 9)])
+def test_a_window_leaves_causal_attention_causal(window: tuple[int | None, int | None], causal: Any, way: str) -> None:
+    q, k, v = shaped(lq=4, lk=6)
+    options = {"window": window, "is_causal": causal}
+    close(scaled_dot_product_attention(q, k, v, **options), naive(q, k, v, **options))
+
+
+@pytest.mark.parametrize("offset", [-1e9, 1e9, -1e30, torch.finfo(torch.float32).min])
+def test_rows_with_a_large_offset(offset: float, way: str) -> None:
+    """Nothing is left of the scores in rows to which a large number is added: these are a mean of all values."""
+    mask = torch.zeros(5, 5)
+    mask[:3] = offset
+    q, k, v = (x.float() for x in shaped())
+    found = first_and_second(scaled_dot_product_attention, (q, k, v), {"attn_mask": mask})
+    without = q * torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0])[:, None]
+    truth = first_and_second(naive, tuple(x.to(D) for x in (without, k, v)), {})
+    for i in (0, 3):  # the values and dV, which need no derivative of the scores
+        torch.testing.assert_close(found[i].to(D), truth[i], rtol=1e-5, atol=1e-5)
+    assert all(x.isfinite().all() for x in found)
+
+
+def test_ties_of_large_scores(way: str) -> None:
+    q, k, v = (torch.full((1, 1, 3, 2), x, dtype=torch.float32) for x in (1e5, 1e3, 1.0))
+    v = (v + torch.arange(3.0)[:, None]).requires_grad_()
+    y = scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(y, torch.full_like(y, 2.0))
+    (g,) = torch.autograd.grad(y.sum(), v)
+    torch.testing.assert_close(g, torch.ones_like(g))
+
+
+@pytest.mark.parametrize("hidden", ["causal", "mask"])
+def test_hidden_keys_stay_hidden_beside_a_mask_of_the_lowest_number(hidden: str, way: str) -> None:
+    q, k, v = (x.float() for x in shaped())
+    added = torch.zeros(5)
+    added[:3] = torch.finfo(torch.float32).min
+    options: Options = {"is_causal": True} if hidden == "causal" else {"attn_mask": torch.ones(5, 5).tril().bool()}
+    y = scaled_dot_product_attention(q, k, v, **options, bias=added)
+    for i in range(3):
+        torch.testing.assert_close(y[..., i, :], v[..., : i + 1, :].mean(-2))
+
+
+def test_a_hidden_key_of_any_size(way: str) -> None:
+    """Its score is infinite."""
+    q, k, v = (x.float() for x in shaped())
+    k[..., 4, :] = 3e38
+    mask = torch.tensor([True, True, True, True, False])
+    found = first_and_second(scaled_dot_product_attention, (3 * q, k, v), {"attn_mask": mask})
+    truth = first_and_second(scaled_dot_product_attention, (3 * q, k[..., :4, :], v[..., :4, :]), {})
+    close(found[0], truth[0], 1e-5)
+    assert all(x.isfinite().all() for x in found[:4])
+    if way == "plain":  # tiles do not look at the derivatives of hidden scores, which are infinite as well
+        moved = jvp(lambda x: scaled_dot_product_attention(x, k, v, mask), (q,), (q.cos(),))[1]
+        assert moved.isfinite().all()
+        assert found[6].isfinite().all()
+
+
+def test_a_blind_query_of_any_size(way: str) -> None:
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[1] = False
+    q, k, v = (x.float() for x in shaped())
+    q[..., 1, :] = 1e38
+    function: Attention = lambda *x: scaled_dot_product_attention(*x, mask)  # noqa: E731
+    for x in first_and_second(scaled_dot_product_attention, (q, 9 * k, v), {"attn_mask": mask}):
+        assert x.isfinite().all()
+    moved = jvp(lambda x: jvp(lambda y: function(y, 9 * k, v), (x,), (x.cos(),))[1], (q,), (q.cos(),))
+    assert all(x.isfinite().all() and x[..., 1, :].eq(0).all() for x in moved)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_with_a_mean(dtype: torch.dtype, way: str) -> None:
+    """G∘O and its parts cancel: an O that is rounded would leave nothing of the difference."""
+    q, k, v = (x.to(dtype) for x in shaped(2, 2, 9, 9, 8, 8))
+    v = v + 30
+    g = random(2, 2, 9, 8, seed=4).to(dtype)
+
+    def products(function: Attention, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        leaves = tuple(x.detach().requires_grad_() for x in given)
+        y = function(*leaves)
+        slope = torch.autograd.grad(y, leaves, g.to(y.dtype), create_graph=True)
+        return *slope, *torch.autograd.grad(slope, leaves, [x.detach().cos() for x in leaves])
+
+    truth = products(naive, tuple(x.to(D) for x in (q, k, v)))
+    for a, b in zip(products(scaled_dot_product_attention, (q, k, v)), truth, strict=True):
+        assert a.dtype == dtype
+        assert (a.to(D) - b).norm() < 0.01 * b.norm()
+
+
+# Other ways of torch to say it
+
+
+@pytest.mark.parametrize("function", ["ours", "mode"])
+def test_causal_biases_of_torch(function: str, way: str) -> None:
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    q, k, v = shaped(lq=4, lk=6)
+    for make, causal in ((causal_upper_left, True), (causal_lower_right, "bottom-right")):
+        truth = naive(q, k, v, is_causal=causal)
+        if function == "ours":
+            close(scaled_dot_product_attention(q, k, v, make(4, 6)), truth)
+        else:
+            with cl.second_order():
+                close(F.scaled_dot_product_attention(q, k, v, attn_mask=make(4, 6)), truth)
+    with pytest.raises(cl.CurvlensError, match="CausalBias of 4 queries and 5 keys; there are 4 and 6"):
+        scaled_dot_product_attention(q, k, v, causal_upper_left(4, 5))
+    with pytest.raises(cl.CurvlensError, match="give one of them"):
+        scaled_dot_product_attention(q, k, v, causal_upper_left(4, 6), is_causal=True)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast(inside: bool, way: str) -> None:
+    """As torch's: inputs and results in half precision, whatever they were; sums in float32."""
+    q, k, v = (x.float().requires_grad_() for x in shaped(2, 2, 9, 9, 8, 8))
+
+    def second(y: Tensor) -> tuple[Tensor, ...]:
+        g = torch.autograd.grad(y.float().square().sum(), (q, k, v), create_graph=True)
+        return torch.autograd.grad(g, (q, k, v), [x.detach().flip(-1).cos() for x in (q, k, v)])
+
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = scaled_dot_product_attention(q, k, v.bfloat16(), is_causal=True)
+        with cl.second_order():
+            by_mode = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        found = second(y) if inside else None
+        moved = jvp(lambda x: scaled_dot_product_attention(x, k, v), (q,), (k,))[1]
+        double = scaled_dot_product_attention(q.double(), k.double(), v.double())
+    found = second(y) if found is None else found
+    assert y.dtype == theirs.dtype == mixed.dtype == by_mode.dtype == moved.dtype == torch.bfloat16
+    assert double.dtype == D
+    torch.testing.assert_close(y, theirs, rtol=0.02, atol=0.02)
+    truth = product(naive, tuple(x.detach().to(D).requires_grad_() for x in (q, k, v)), {"is_causal": True})
+    for a, b in zip(found, truth, strict=True):
+        assert a.dtype == torch.float32
+        assert (a.to(D) - b).norm() < 0.05 * b.norm()
+
+
+def test_numbers_of_numpy_and_of_tensors(way: str) -> None:
+    q, k, v = shaped()
+    truth = naive(q, k, v, scale=0.5, window=2, softcap=2.0)
+    for number, whole in ((np.float32, np.int64), (torch.tensor, torch.tensor)):
+        found = scaled_dot_product_attention(q, k, v, scale=number(0.5), window=whole(2), softcap=number(2.0))
+        close(found, truth)
+        found = scaled_dot_product_attention(q, k, v, window=(whole(1), None))
+        close(found, naive(q, k, v, window=(1, None)))
+
+
+def test_no_heads_and_a_mask(way: str) -> None:
+    q = torch.randn(2, 0, 5, 3)
+    for mask in (torch.ones(2, 0, 5, 5, dtype=torch.bool), torch.zeros(1, 1, 5, 5), torch.zeros(0, 5, 5)):
+        assert scaled_dot_product_attention(q, q, q, mask).shape == (2, 0, 5, 3)
+
+
+# Derivatives by what second derivatives are linear in
+
+
+LINEAR: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = {
+    "functional.hvp": lambda f, x, u: AF.hvp(loss_of(f), x, u),
+    "functional.vhp": lambda f, x, u: AF.vhp(loss_of(f), x, u),
+    "functional.hessian": lambda f, x, u: AF.hessian(loss_of(f), x),
+    "functional.hessian, batched": lambda f, x, u: AF.hessian(loss_of(f), x, vectorize=True),
+    "functional.hessian, forward": lambda f, x, u: AF.hessian(
+        loss_of(f), x, vectorize=True, outer_jacobian_strategy="forward-mode"
+    ),
+    "gradient of functional.jvp": lambda f, x, u: gradient_of_jvp(f, x, u),
+    "derivative of u'Hu": lambda f, x, u: by_direction(loss_of(f), x, u),
+    "jvp by the direction": lambda f, x, u: jvp(lambda w: jvp(grad(loss_of(f)), (x,), (w,))[1], (u,), (x.sin(),)),
+    "grad by the direction": lambda f, x, u: grad(lambda w: (w * jvp(grad(loss_of(f)), (x,), (w,))[1]).sum())(u),
+    "jvp by a direction of two": lambda f, x, u: jvp(
+        lambda w: jvp(lambda y: jvp(loss_of(f), (y,), (u,))[1], (x,), (w,))[1], (u,), (x.sin(),)
+    ),
+    "grad by a direction of two": lambda f, x, u: grad(
+        lambda w: jvp(lambda y: jvp(loss_of(f), (y,), (w,))[1], (x,), (w,))[1]
+    )(u),
+    "hessian by the direction": lambda f, x, u: hessian(lambda w: (w * jvp(grad(loss_of(f)), (x,), (w,))[1]).sum())(u),
+    "by the cotangent": lambda f, x, u: by_cotangent(f, x, u),
+}
+
+
+def gradient_of_jvp(f: Callable[..., Tensor], x: Tensor, u: Tensor) -> Any:
+    x = x.detach().requires_grad_()
+    _, moved = AF.jvp(f, x, u, create_graph=True)
+    return torch.autograd.grad(moved.sin().sum(), x)
+
+
+def by_direction(f: Callable[..., Tensor], x: Tensor, u: Tensor) -> Any:
+    x, u = x.detach().requires_grad_(), u.detach().requires_grad_()
+    (g,) = torch.autograd.grad(f(x), x, create_graph=True)
+    (h,) = torch.autograd.grad(g, x, u, create_graph=True)
+    return torch.autograd.grad((h * u).sum(), u)
+
+
+def by_cotangent(f: Callable[..., Tensor], x: Tensor, u: Tensor) -> Any:
+    """Of ⟨w, D²⟨G, O⟩ u⟩ by G, w and u."""
+    x, u = x.detach().requires_grad_(), u.detach().requires_grad_()
+    y = f(x)
+    g = torch.linspace(0.5, 1.5, y.numel(), dtype=D).view(y.shape).requires_grad_()
+    (slope,) = torch.autograd.grad(y, x, g, create_graph=True)
+    bent, moved = torch.autograd.grad(slope, (x, g), u, create_graph=True)
+    return torch.autograd.grad(bent.sin().sum() + moved.sin().sum(), (g, u))
+
+
+@pytest.mark.parametrize("name", ["causal", "groups", "bias", "bias and cap"])
+@pytest.mark.parametrize("way_of_it", LINEAR)
+def test_ways_of_autograd_and_derivatives_by_directions(way_of_it: str, name: str, tiled: None) -> None:
+    """Second derivatives are linear in their direction and in G: differentiating by these is no third derivative."""
+    x, of = posed(name)
+    u = torch.cat([y.flatten() for y in x]).cos()
+    sizes = [y.numel() for y in x]
+
+    def flat(f: Attention) -> Callable[..., Tensor]:
+        return lambda z: of(f)(*(p.view(y.shape) for p, y in zip(z.split(sizes), x, strict=True)))
+
+    z = torch.cat([y.flatten() for y in x])
+    ours, truth = (LINEAR[way_of_it](flat(f), z, u) for f in (scaled_dot_product_attention, naive))
+    close(ours, truth)
+
+
+def test_a_third_derivative_beside_others_is_an_error(tiled: None) -> None:
+    q, u = random(1, 1, 4, 2).requires_grad_(), random(1, 1, 4, 2, seed=1).requires_grad_()
+    (g,) = torch.autograd.grad(scaled_dot_product_attention(q, q, q).sin().sum(), q, create_graph=True)
+    (h,) = torch.autograd.grad(g, q, u, create_graph=True)
+    for wanted in ((q,), (u, q)):
+        with pytest.raises(cl.CurvlensError, match="third derivative"):
+            torch.autograd.grad(h.sum(), wanted, retain_graph=True)
+    with pytest.raises(cl.CurvlensError, match="third derivative"):
+        torch.autograd.backward(h.sum(), retain_graph=True)
+    (w,) = torch.autograd.grad((h * u).sum(), u, create_graph=True)
+    with pytest.raises(cl.CurvlensError, match="third derivative"):
+        torch.autograd.grad(w.sum(), q)
+
+
+def test_batched_gradients_with_a_graph_are_an_error(tiled: None) -> None:
+    """torch would give them without it, and what depends on them a derivative of 0."""
+    q = random(1, 1, 4, 2).requires_grad_()
+    y = scaled_dot_product_attention(q, q, q)
+    every = torch.stack([y.detach(), y.detach().cos()])
+    batched = torch.autograd.grad(y, q, every, is_grads_batched=True, retain_graph=True)[0]
+    close(batched[1], torch.autograd.grad(y, q, every[1], retain_graph=True)[0])
+    with pytest.raises(cl.CurvlensError, match=r"torch\.func\.vmap"):
+        torch.autograd.grad(y, q, every, is_grads_batched=True, create_graph=True)
+    found = vmap(lambda g: vjp(lambda x: scaled_dot_product_attention(x, x, x), q)[1](g)[0])(every)
+    (second,) = torch.autograd.grad(found.sin().sum(), q)
+    (first,) = torch.autograd.grad(naive(q, q, q), q, every[0], create_graph=True)
+    (other,) = torch.autograd.grad(naive(q, q, q), q, every[1], create_graph=True)
+    close(second, torch.autograd.grad(first.sin().sum() + other.sin().sum(), q)[0])
+
+
+def test_a_mask_without_gradient_gets_none(tiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be as large as the mask, were that expanded to all heads; one that is wanted is still there."""
+    collected: list[tuple[int, ...]] = []
+    collect = kernels.Kernel.collect
+
+    def watched(self: Any, into: Tensor, *rest: Any) -> None:
+        collected.append(tuple(into.shape))
+        collect(self, into, *rest)
+
+    monkeypatch.setattr(kernels.Kernel, "collect", watched)
+    inputs = tuple(x.requires_grad_() for x in shaped())
+    mask = random(5, 5)
+    truth = product(naive, inputs, {"attn_mask": mask})
+    close(product(scaled_dot_product_attention, inputs, {"attn_mask": mask.expand(2, 2, 5, 5)}), truth)
+    q, k, v = inputs
+    masked: Callable[[Tensor], Tensor] = lambda x: scaled_dot_product_attention(x, k, v, mask).sin().sum()  # noqa: E731
+    jvp(grad(masked), (q.detach(),), (q.detach(),))
+    assert not collected
+    truth = by_bias(naive, inputs, mask)
+    close(by_bias(scaled_dot_product_attention, inputs, mask), truth)
+    assert collected
+
+
+def by_bias(function: Attention, inputs: tuple[Tensor, ...], bias: Tensor) -> tuple[Tensor, ...]:
+    """First by the queries, where a bias does not count, then by the bias as well."""
+    bias = bias.clone().requires_grad_()
+    y = function(*inputs, bias=bias)
+    (g,) = torch.autograd.grad(y.sin().sum(), inputs[:1], create_graph=True)
+    return torch.autograd.grad(g.sin().sum(), (*inputs, bias))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_operators_are_what_their_fakes_say(biased: bool) -> None:
+    q = random(2, 5, 2, 1, 3).permute(0, 2, 3, 1, 4)
+    k, v = (random(2, 6, 2, 3, seed=i).transpose(1, 2) for i in (1, 2))
+    b = random(1, 6, 1, 5, 2).permute(0, 4, 2, 3, 1) if biased else None
+    spec = (0.3, None, 0, None)
+    o, lse = ops.attend(q, k, v, b, None, *spec)
+    at = (q, k, v, b, None)
+    turned = o.transpose(3, 4).contiguous().transpose(3, 4)
+    arguments = {
+        ops.attend: at,
+        ops.pull: (*at, turned, lse, o, biased),
+        ops.push: (*at, turned, lse, q, k, v, b),
+        ops.bend: (*at, turned, lse, o, q, k, v, b, None, biased),
+        ops.push_twice: (*at, turned, lse, q, k, v, b, q, k, v, b),
+    }
+    for op, tensors in arguments.items():
+        torch.library.opcheck(op, (*tensors, *spec), test_utils=("test_schema", "test_faketensor"))
+
+
 BAD: dict[str, tuple[Options, str]] = {
     "features": ({"key": random(2, 2, 5, 4)}, r"the same number of features; given are query \(2, 2, 5, 3\), key"),
     "lengths": ({"value": random(2, 2, 4, 3)}, "key and value need the same length"),
@@ -372,6 +685,12 @@ BAD: dict[str, tuple[Options, str]] = {
     "dtype": ({"key": random(2, 2, 5, 3).float()}, "key is torch.float32"),
     "integers": ({"query": torch.ones(2, 2, 5, 3).long()}, r"query is \(2, 2, 5, 3\), torch.int64"),
     "no tensor": ({"value": [1.0]}, "value is list"),
+    "no heads of values": ({"key": random(2, 1, 5, 3), "value": torch.zeros(2, 0, 5, 3, dtype=D)}, "Without heads"),
+    "nested": (
+        {"query": torch.nested.nested_tensor([torch.ones(2, 5, 3)] * 2, layout=torch.jagged)},
+        "query is a nested tensor",
+    ),
+    "scale with a gradient": ({"scale": torch.tensor(1.0, requires_grad=True)}, "scale=.*expected a number"),
     "one axis": ({"value": random(3)}, r"value is \(3,\)"),
     "mask": ({"attn_mask": torch.ones(4, 5, dtype=torch.bool)}, r"attn_mask has shape \(4, 5\).*\(2, 2, 5, 5\)"),
     "wide mask": ({"attn_mask": torch.ones(3, 1, 1, 5, 5, dtype=torch.bool)}, "expected one that can be broadcast"),
@@ -439,3 +758,26 @@ def test_multi_head_attention_inside_the_mode() -> None:
         (g,) = torch.autograd.grad(inside.square().sum(), x, create_graph=True)
         torch.autograd.grad(g.square().sum(), x)
     torch.testing.assert_close(inside, plain, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("by", ["grad", "backward", "Tensor.backward"])
+def test_checkpoints_inside_the_mode(by: str) -> None:
+    """What is checkpointed runs again while derivatives are taken, and has to take the same attention."""
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(4, 2, batch_first=True).double()
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+
+    def run(a: Tensor) -> Tensor:
+        q = layer(a, a, a, need_weights=False)[0][:, None]
+        return F.scaled_dot_product_attention(q, q, q).square().sum()
+
+    with cl.second_order():
+        truth = torch.autograd.grad(run(x), x)[0]
+        y: Any = checkpoint(run, x, use_reentrant=False)
+        if by == "grad":
+            (found,) = torch.autograd.grad(y, x)
+        else:
+            torch.autograd.backward(y) if by == "backward" else y.backward()
+            assert x.grad is not None
+            found = x.grad
+    close(found, truth)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.sdpa import plain
+from curvlens.sdpa import autocast, plain
 from curvlens.sdpa.functions import Attend
 from curvlens.sdpa.kernels import Inputs, computed_in
 from curvlens.sdpa.tiles import Spec
@@ -47,7 +49,7 @@ def scaled_dot_product_attention(
         key: (…, heads, M, d); (…, groups, M, d) with ``enable_gqa``.
         value: (…, heads, M, e), or groups.
         attn_mask: boolean, True where a query may look, or numbers to add to the scores; of a shape that can be
-            broadcast to (…, heads, L, M), to which it is never expanded.
+            broadcast to (…, heads, L, M), to which it is never expanded. Or a ``CausalBias`` of torch.
         dropout_p: has to be 0: a random loss has no second derivative.
         is_causal: a query sees no later keys. True and "top-left": query i sees the keys up to i; "bottom-right": the
             last query sees the last key. It may be combined with a mask.
@@ -69,36 +71,62 @@ def scaled_dot_product_attention(
     """
     if dropout_p:
         raise CurvlensError(f"Attention dropout of {dropout_p} is active: a random loss has no Hessian. model.eval()")
+    query, key, value = autocast.taken(query, key, value)
     _check(query, key, value, enable_gqa)
     width = query.shape[-1]
+    attn_mask, is_causal = _causal_bias(attn_mask, is_causal, query.shape[-2], key.shape[-2])
     low, high = _sight(is_causal, window, query.shape[-2], key.shape[-2])
-    spec = Spec(_number("scale", width**-0.5 if scale is None and width else scale, 1.0), low, high, softcap)
-    if softcap is not None and not _number("softcap", softcap, 0.0) > 0:
+    cap = None if softcap is None else _number("softcap", softcap, 0.0)
+    if cap is not None and not cap > 0:
         raise CurvlensError(f"softcap={softcap!r}; expected a positive number.")
+    spec = Spec(_number("scale", width**-0.5 if scale is None and width else scale, 1.0), low, high, cap)
     q, k, v, outer = _by_groups(query, key, value)
     mask, added = _masks(attn_mask, bias, query, outer, q.shape, key.shape[-2])
     at = Inputs(q, k, v, added, mask)
-    if after is not None or key.shape[-2] <= SHORT:
-        o = plain.attend(at, spec) if after is None else plain.attend(at, spec, after)
-    else:
-        o = Attend.apply(*at, spec)[0]  # type: ignore[no-untyped-call]
-    return o.reshape(*outer, query.shape[-2], value.shape[-1])
+    with autocast.off(query.device):
+        if after is not None or key.shape[-2] <= SHORT:
+            o = plain.attend(at, spec) if after is None else plain.attend(at, spec, after)
+        else:
+            o = Attend.apply(*at, spec)[0]  # type: ignore[no-untyped-call]
+        return o.to(query.dtype).reshape(*outer, query.shape[-2], value.shape[-1])
 
 
 def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
     return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
+def _scalar(x: Any) -> Any:
+    """The number in a tensor without axes that is not differentiated by; anything else as it is."""
+    return x.item() if isinstance(x, Tensor) and x.ndim == 0 and not x.requires_grad else x
+
+
 def _number(name: str, given: Any, default: float) -> float:
-    given = default if given is None else given
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+    found = default if given is None else _scalar(given)
+    if isinstance(found, bool) or not isinstance(found, Real) or not math.isfinite(found):
         raise CurvlensError(f"{name}={given!r}; expected a number.")
-    return float(given)
+    return float(found)
+
+
+def _causal_bias(mask: Any, causal: Any, queries: int, keys: int) -> tuple[Any, Any]:
+    """``causal_upper_left`` and ``causal_lower_right`` of torch hold no numbers, but say how a mask is aligned."""
+    bias = sys.modules.get("torch.nn.attention.bias")  # not imported for this: it brings 800 modules
+    if bias is None or not isinstance(mask, bias.CausalBias):
+        return mask, causal
+    if causal:
+        raise CurvlensError(f"attn_mask is a CausalBias and is_causal={causal!r}: give one of them.")
+    if (mask.seq_len_q, mask.seq_len_kv) != (queries, keys):
+        raise CurvlensError(
+            f"attn_mask is a CausalBias of {mask.seq_len_q} queries and {mask.seq_len_kv} keys; "
+            f"there are {queries} and {keys}."
+        )
+    return None, "bottom-right" if mask.variant == bias.CausalVariant.LOWER_RIGHT else "top-left"
 
 
 def _check(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
     given = {"query": query, "key": key, "value": value}
     for name, x in given.items():
+        if isinstance(x, Tensor) and x.is_nested:
+            raise CurvlensError(f"{name} is a nested tensor; expected a padded one and a mask: x.to_padded_tensor(0).")
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
             what = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
             raise CurvlensError(f"{name} is {what}; expected real numbers (…, heads, length, features).")
@@ -111,6 +139,9 @@ def _check(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
         raise CurvlensError(f"query and key need the same number of features; given are {shapes}.")
     if key.shape[-2] != value.shape[-2]:
         raise CurvlensError(f"key and value need the same length; given are {shapes}.")
+    heads_of = {x.shape[-3] for x in given.values() if x.ndim > 2}
+    if 0 in heads_of and len(heads_of) > 1:
+        raise CurvlensError(f"Without heads in one of them there are none in the others; given are {shapes}.")
     lead = -2  # axes from which on they need not fit
     if enable_gqa and query.ndim > 2:
         lead, heads, groups = -3, query.shape[-3], {x.shape[-3] if x.ndim > 2 else 1 for x in (key, value)}
@@ -134,14 +165,20 @@ def _sight(causal: Any, window: Any, queries: int, keys: int) -> tuple[int | Non
     high = own if causal else None
     if window is None:
         return None, high
-    whole = isinstance(window, int) and not isinstance(window, bool)
-    sides = (window - 1, window - 1) if whole else window
+    before, behind = _sides(window)
+    ahead = [x for x in (high, None if behind is None else own + behind) if x is not None]
+    return None if before is None else own - before, min(ahead, default=None)
+
+
+def _sides(window: Any) -> tuple[int | None, int | None]:
+    """How many keys a query sees before and behind its own."""
+    given = tuple(map(_scalar, window)) if isinstance(window, tuple) else _scalar(window)
+    sides = (given - 1,) * 2 if isinstance(given, Integral) and not isinstance(given, bool) else given
     sound = isinstance(sides, tuple) and len(sides) == 2
-    if not sound or any(s is not None and (isinstance(s, bool) or not isinstance(s, int) or s < 0) for s in sides):
+    if not sound or any(isinstance(s, bool) or not isinstance(s, Integral | None) or (s or 0) < 0 for s in sides):
         raise CurvlensError(f"window={window!r}; expected a number of keys, 1 or more, or a pair (before, after).")
-    before, behind = sides
-    ahead = None if behind is None else own + behind
-    return None if before is None else own - before, ahead if high is None or ahead is None else min(high, ahead)
+    before, behind = (None if s is None else int(s) for s in sides)
+    return before, behind
 
 
 def _by_groups(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
@@ -197,7 +234,7 @@ def _five_axes(x: Tensor, outer: tuple[int, ...], shape: torch.Size) -> Tensor:
     x = x.reshape(*(1,) * (len(outer) + 2 - x.ndim), *x.shape)
     batch, groups, per_group = shape[:3]
     heads, rest = (x.shape[-3] if outer else 1), x.shape[-2:]
-    split = (groups, per_group) if heads > 1 else (1, 1)
+    split = (groups, per_group) if heads != 1 else (1, 1)
     lead = x.shape[: len(outer) - 1] if outer else ()
     if math.prod(lead) == 1:
         return x.reshape(1, *split, *rest)

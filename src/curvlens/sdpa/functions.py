@@ -3,10 +3,11 @@
     Attend    (Q, K, V, bias) ↦ O     reverse: Pull          forward: Push
     Pull      (…, G) ↦ gradient       reverse: Bend, Ȯ       forward: Bend with Ġ
     Push      (…, direction) ↦ Ȯ      reverse: Bend, Pull    forward: PushTwice + Push
-    Bend, PushTwice                   nothing behind them: third derivatives are refused
+    Bend, PushTwice                   in G and directions they are linear: each other, in both modes
 
-O and ℓ are handed on to the derivatives as numbers: each of these is a function of Q, K, V, the bias and G or a
-direction alone, and its derivative takes into account that O moves with them.
+A derivative of Bend or PushTwice by Q, K, V or the bias would be a third one. O and ℓ are handed on to the derivatives
+as numbers: each of these is a function of Q, K, V, the bias and G or a direction alone, and its derivative takes into
+account that O moves with them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,20 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.sdpa import ops
+from curvlens.sdpa import autocast, ops
 from curvlens.sdpa.tiles import Spec
 
 Maybe = Tensor | None
 THIRD = (
-    "A third derivative of attention was asked for; curvlens has the first two. For more take the written-out formula: "
+    "A third derivative of attention was asked for; curvlens has the first two. To differentiate a second one by its "
+    "direction alone, name that: torch.autograd.grad(..., direction). For more take the written-out formula: "
     "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), outside of curvlens.second_order()."
+)
+BATCHED = torch._C._dispatch_key_parse("Batched")
+"""What torch.autograd.grad marks batched gradients with; torch.func has another mark."""
+LOST = (
+    "Batched gradients of attention with a graph were asked for, by is_grads_batched=True (or vectorize=True) and "
+    "create_graph=True: torch loses that graph. Use torch.func.vmap over torch.func.vjp, or torch.func.jacrev."
 )
 
 
@@ -37,9 +45,19 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *tensors, ctx.spec = inputs
+        ctx.there = [x is not None for x in tensors]
         ctx.set_materialize_grads(False)  # what does not move is not computed with
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
+
+
+class _WithBias(_Function):
+    """Before what they are put together by stands whether the gradient by the bias is wanted."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, ctx.with_bias, spec = inputs
+        _Function.setup_context(ctx, (*tensors, spec), output)
 
 
 class Attend(_Function):
@@ -61,37 +79,36 @@ class Attend(_Function):
     def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
         if g is None:  # the derivatives below take O as a number
             return (None,) * 6
-        dq, dk, dv, db = Pull.apply(*ctx.saved_tensors, g, ctx.spec)  # type: ignore[no-untyped-call]
-        return dq, dk, dv, db, None, None
+        _keep_graph(g)
+        return *_apply(Pull, *ctx.saved_tensors, g, ctx.needs_input_grad[3], ctx.spec), None, None
 
     @staticmethod
     def jvp(ctx: Any, *along: Any) -> tuple[Tensor, None]:
         saved = ctx.saved_tensors
-        return Push.apply(*saved, *_filled(saved, along[:4]), ctx.spec), None  # type: ignore[no-untyped-call]
+        return _apply(Push, *saved, *_filled(saved, along[:4]), ctx.spec), None
 
 
-class Pull(_Function):
+class Pull(_WithBias):
     """(q, k, v, bias, mask, o, lse, g) ↦ the gradient by Q, K, V and the bias."""
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
-        *tensors, spec = inputs
-        return _run(ops.pull, tensors, spec)
+        *tensors, with_bias, spec = inputs
+        return _run(ops.pull, tensors, spec, with_bias)
 
     @staticmethod
     def backward(ctx: Any, *u: Maybe) -> tuple[Maybe, ...]:
         if all(x is None for x in u):
-            return (None,) * 9
+            return (None,) * 10
+        _keep_graph(*u)
         *at, g = ctx.saved_tensors
-        q, k, v, b, o = Bend.apply(*at, g, *_filled(at, u), None, ctx.spec)  # type: ignore[no-untyped-call]
-        return q, k, v, b, None, None, None, o, None
+        *own, o = _apply(Bend, *at, g, *_filled(at, u), None, ctx.needs_input_grad[3], ctx.spec)
+        return *own, None, None, None, o, None, None
 
     @staticmethod
     def jvp(ctx: Any, *along: Any) -> tuple[Maybe, ...]:
         *at, g = ctx.saved_tensors
-        bent: tuple[Maybe, ...] = Bend.apply(  # type: ignore[no-untyped-call]
-            *at, g, *_filled(at, along[:4]), along[7], ctx.spec
-        )
+        bent: tuple[Maybe, ...] = _apply(Bend, *at, g, *_filled(at, along[:4]), along[7], ctx.with_bias, ctx.spec)
         return bent[:4]
 
 
@@ -107,53 +124,66 @@ class Push(_Function):
     def backward(ctx: Any, g: Maybe) -> tuple[Maybe, ...]:
         if g is None:
             return (None,) * 12
+        _keep_graph(g)
         at, along = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
-        own: Sequence[Maybe] = (None,) * 4
-        if any(ctx.needs_input_grad[:4]):
-            own = Bend.apply(*at, g, *along, None, ctx.spec)[:4]  # type: ignore[no-untyped-call]
-        first: Sequence[Maybe] = (None,) * 4
-        if any(ctx.needs_input_grad[7:11]):
-            first = Pull.apply(*at, g, ctx.spec)  # type: ignore[no-untyped-call]
-        return (*own, None, None, None, *first, None)
+        return *_of_push(ctx, at, along, g, ctx.needs_input_grad[7:11]), None
 
     @staticmethod
     def jvp(ctx: Any, *moved: Any) -> Tensor:
         at, along = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
-        second: Tensor = PushTwice.apply(  # type: ignore[no-untyped-call]
-            *at, *along, *_filled(at, moved[:4]), ctx.spec
-        )
-        if all(x is None for x in moved[7:11]):
+        second: Tensor = _apply(PushTwice, *at, *along, *_filled(at, moved[:4]), ctx.spec)
+        if _still(moved[7:11]):
             return second
-        first: Tensor = Push.apply(*at, *_filled(at, moved[7:11]), ctx.spec)  # type: ignore[no-untyped-call]
+        first: Tensor = _apply(Push, *at, *_filled(at, moved[7:11]), ctx.spec)
         return second + first
 
 
-class _Last(_Function):
-    """A second derivative: there is no third."""
+class Bend(_WithBias):
+    """(as `Pull`, a direction by q, k, v, bias, and Ġ) ↦ the derivative of the gradient along it, and Ȯ.
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise CurvlensError(THIRD)
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise CurvlensError(THIRD)
-
-
-class Bend(_Last):
-    """(as `Pull`, a direction by q, k, v, bias, and Ġ) ↦ the derivative of the gradient along it, and Ȯ."""
+    With w in the place of what comes out, and u in that of Ȯ, D²⟨G, O⟩ being symmetric,
+    ⟨w, Bend⟩ = D²⟨G, O⟩[direction, w] + D⟨Ġ, O⟩[w] + D⟨u, O⟩[direction].
+    """
 
     @staticmethod
     def forward(*inputs: Any) -> Any:
-        *tensors, spec = inputs
-        return _run(ops.bend, tensors, spec)
+        *tensors, with_bias, spec = inputs
+        return _run(ops.bend, tensors, spec, with_bias)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Maybe) -> tuple[Maybe, ...]:
+        _keep_graph(*given)
+        *w, u = given
+        at, g, along = ctx.saved_tensors[:7], ctx.saved_tensors[7], ctx.saved_tensors[8:12]
+        needs = ctx.needs_input_grad
+        if _still(w):
+            if u is None:
+                return (None,) * 15
+            own = _of_push(ctx, at, along, u, needs[8:12])
+            return *own[:7], None, *own[7:], None, None, None
+        _refuse_third(ctx)
+        w = _filled(at, w)
+        by_direction: Sequence[Maybe] = (None,) * 5
+        if any(needs[8:13]):
+            by_direction = _apply(Bend, *at, g, *w, u, needs[11], ctx.spec)
+        by_g = _apply(PushTwice, *at, *along, *w, ctx.spec) if needs[7] else None
+        *by_along, by_g_along = by_direction
+        return *(None,) * 7, by_g, *by_along, by_g_along if needs[12] else None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *moved: Any) -> tuple[Maybe, ...]:
+        if not _still(moved[:4]):
+            raise CurvlensError(THIRD)
+        at, g, along = ctx.saved_tensors[:7], ctx.saved_tensors[7], ctx.saved_tensors[8:12]
+        how = ctx.with_bias, ctx.spec
+        *own, o = _apply(Bend, *at, g, *_filled(at, moved[8:12]), moved[12], *how)
+        if moved[7] is not None:  # Ȯ knows nothing of G
+            other = _apply(Bend, *at, moved[7], *along, None, *how)[:4]
+            own = [None if x is None else x + y for x, y in zip(own, other, strict=True)]
+        return *own, o
 
 
-class PushTwice(_Last):
+class PushTwice(_Function):
     """(as `Push`, and another direction) ↦ D²O along both."""
 
     @staticmethod
@@ -161,16 +191,81 @@ class PushTwice(_Last):
         *tensors, spec = inputs
         return _run(ops.push_twice, tensors, spec)
 
+    @staticmethod
+    def backward(ctx: Any, g: Maybe) -> tuple[Maybe, ...]:
+        if g is None:
+            return (None,) * 16
+        _keep_graph(g)
+        _refuse_third(ctx)
+        at, pair = ctx.saved_tensors[:7], (ctx.saved_tensors[7:11], ctx.saved_tensors[11:])
+        found: list[Maybe] = []
+        for needs, other in ((ctx.needs_input_grad[7:11], pair[1]), (ctx.needs_input_grad[11:15], pair[0])):
+            found += _apply(Bend, *at, g, *other, None, needs[3], ctx.spec)[:4] if any(needs) else (None,) * 4
+        return *(None,) * 7, *found, None
 
-def _run(op: Any, tensors: Sequence[Maybe], spec: Spec) -> Any:
-    """What an operator gives; None for the gradient of a bias that is not there."""
-    result = op(*tensors, *dataclasses.astuple(spec))
-    if isinstance(result, Tensor) or len(result) < 4 or tensors[3] is not None:
+    @staticmethod
+    def jvp(ctx: Any, *moved: Any) -> Tensor:
+        if not _still(moved[:4]):
+            raise CurvlensError(THIRD)
+        at, one, other = ctx.saved_tensors[:7], ctx.saved_tensors[7:11], ctx.saved_tensors[11:]
+        first: Tensor = _apply(PushTwice, *at, *_filled(at, moved[7:11]), *other, ctx.spec)
+        second: Tensor = _apply(PushTwice, *at, *one, *_filled(at, moved[11:15]), ctx.spec)
+        return first + second
+
+
+def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    return function.apply(*inputs)  # type: ignore[no-untyped-call]
+
+
+def _keep_graph(*gradients: Maybe) -> None:
+    """An error where torch would lose the graph of a gradient."""
+    if torch.is_grad_enabled() and any(x is not None and torch._C._dispatch_keys(x).has(BATCHED) for x in gradients):
+        raise CurvlensError(LOST)
+
+
+def _run(op: Any, tensors: Sequence[Maybe], spec: Spec, *with_bias: bool) -> Any:
+    """What an operator gives; None for the gradient of a bias that is not there, or not wanted."""
+    with autocast.off(tensors[0].device if tensors[0] is not None else torch.device("cpu")):
+        result = op(*tensors, *with_bias, *dataclasses.astuple(spec))
+    if not with_bias or (tensors[3] is not None and with_bias[0]):
         return result
     return *result[:3], None, *result[4:]
 
 
+def _of_push(ctx: Any, at: Sequence[Maybe], along: Sequence[Maybe], g: Tensor, needs: Sequence[bool]) -> list[Maybe]:
+    """The gradient of ⟨G, Ȯ⟩ by Q, K, V, the bias, mask, O, ℓ and the direction."""
+    own: Sequence[Maybe] = (None,) * 4
+    if any(ctx.needs_input_grad[:4]):
+        own = _apply(Bend, *at, g, *along, None, ctx.needs_input_grad[3], ctx.spec)[:4]
+    first = _apply(Pull, *at, g, needs[3], ctx.spec) if any(needs) else (None,) * 4
+    return [*own, None, None, None, *first]
+
+
+def _refuse_third(ctx: Any) -> None:
+    """An error if the backward pass that runs goes on to Q, K, V or the bias.
+
+    ``needs_input_grad`` does not tell: it is True for all that have a gradient, wanted in this pass or not.
+    """
+    nodes = iter(ctx.next_functions)  # one for each tensor
+    for needed, there in zip(ctx.needs_input_grad[:4], ctx.there[:4], strict=True):
+        node = next(nodes)[0] if there else None
+        if needed and node is not None and _is_run(node):
+            raise CurvlensError(THIRD)
+
+
+def _is_run(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf whose gradient is asked for
+        return True
+
+
+def _still(along: Sequence[Any]) -> bool:
+    return all(x is None for x in along)
+
+
 def _filled(at: Sequence[Maybe], along: Sequence[Maybe]) -> list[Maybe]:
-    """A direction by Q, K, V and the bias, with zeros where nothing moves."""
-    given = zip(at[:4], along, strict=True)
-    return [None if x is None else torch.zeros_like(x) if u is None else u for x, u in given]
+    """A direction by Q, K, V, with zeros where nothing moves, and the bias, None if it does not move."""
+    *given, bias = along
+    pairs = zip(at[:3], given, strict=True)
+    return [*(torch.zeros_like(x) if u is None and x is not None else u for x, u in pairs), bias]

@@ -9,7 +9,9 @@ With S = c Q Kᵀ + bias, P = softmax(S), O = P V, and a gradient G at O (`docs/
 
 `bend` is the derivative of `pull` along a direction and, since second derivatives are symmetric, also its transpose.
 P is made again from S and the logarithm ℓ of its row sums, which is all that is kept of a forward pass besides O; both
-to base 2, whose powers are found twice as fast as those of e.
+to base 2, whose powers are found twice as fast as those of e. ℓ is kept as two numbers, the largest score m of a row
+and log₂ Σ exp(S − m). Where m is large their sum would lose the second: then m is subtracted first, to base e, since
+m log₂ e may be beyond all numbers.
 
 Heads that share keys (grouped queries) go through together. q is (B, H, g, L, d), k and v (B, H, M, ·); masks and
 biases have five axes, of the full size or of size one. Half precision is computed in float32.
@@ -28,6 +30,8 @@ from torch import Tensor
 from curvlens.sdpa.tiles import Sight, Spec, Tile, tiles
 
 LOG2E = math.log2(math.e)
+MODERATE = 128 / LOG2E
+"""Scores of which the two parts of ℓ can be added without a loss."""
 
 
 class Inputs(NamedTuple):
@@ -45,9 +49,9 @@ class Kept(NamedTuple):
     """What is kept of a forward pass."""
 
     o: Tensor
-    """(B, H, g, L, e)."""
+    """(B, H, g, L, e), in the dtype of the computation."""
     lse: Tensor
-    """ℓ to base 2, (B, H, g, L); 0 for a query that sees nothing."""
+    """ℓ, (B, H, g, L, 2): the largest score, and log₂ Σ exp(score − largest); both 0 for a query that sees nothing."""
 
 
 @dataclass
@@ -125,29 +129,34 @@ class Kernel:
         return scores.view(self.groups, tile.height, tile.width)
 
     def cells(self, lse: Tensor | None) -> Iterator[Cell]:
-        """All tiles, with P where ℓ is known, else with S."""
-        lse = None if lse is None else lse[..., None]
+        """All tiles, with P where ℓ is known, else with S to base 2."""
+        large = lse is not None and not moderate(lse[..., 0])
+        if lse is not None and not large:
+            lse = lse[..., :1] * LOG2E + lse[..., 1:]
         for b in range(self.batch):
             for h in range(self.heads):
                 k, v = self.of_head("k", self.at.k, (b, h)), self.of_head("v", self.at.v, (b, h))
                 for tile in self.tiles:
                     q = self.rows(self.at.q, (b, h), tile) * self.spec.scale
                     cell = Cell((b, h), tile, q, k[tile.keys], v[tile.keys], self.room("p", tile), None)
-                    self._scores(cell)
+                    self.scores(cell, 1.0 if large else LOG2E)
                     if lse is not None:
-                        cell.p.sub_(self.rows(lse, (b, h), tile)).exp2_()
+                        known = self.rows(lse, (b, h), tile)
+                        if large:
+                            cell.p.sub_(known[:, :1]).mul_(LOG2E)
+                        cell.p.sub_(known[:, -1:]).exp2_()
                     yield cell
 
-    def _scores(self, cell: Cell) -> None:
-        """S to base 2."""
-        torch.mm(cell.q * LOG2E, cell.k.mT, out=cell.p)
+    def scores(self, cell: Cell, unit: float) -> None:
+        """S times a unit, log₂ e for base 2."""
+        torch.mm(cell.q * unit, cell.k.mT, out=cell.p)
         if self.spec.softcap is not None:
             cell.bent = self.room("bent", cell.tile)
-            torch.div(cell.p, self.spec.softcap * LOG2E, out=cell.bent).tanh_()
-            torch.mul(cell.bent, self.spec.softcap * LOG2E, out=cell.p)
+            torch.div(cell.p, self.spec.softcap * unit, out=cell.bent).tanh_()
+            torch.mul(cell.bent, self.spec.softcap * unit, out=cell.p)
         scores = self.apart(cell.p, cell.tile)
         if self.at.bias is not None:
-            scores.add_(self.spread(self.at.bias, cell.head, cell.tile), alpha=LOG2E)
+            scores.add_(self.spread(self.at.bias, cell.head, cell.tile), alpha=unit)
         if self.at.mask is not None:
             scores.masked_fill_(~self.spread(self.at.mask, cell.head, cell.tile), -math.inf)
         self._sight.hide(scores, cell.tile)
@@ -199,27 +208,45 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
+def moderate(top: Tensor) -> bool:
+    """Whether all numbers are (not if one is NaN)."""
+    return not top.numel() or bool(top.abs().amax() < MODERATE)
+
+
 def attend(at: Inputs, spec: Spec) -> Kept:
     """O and ℓ."""
     kernel = Kernel(at, spec)
-    o = at.q.new_zeros(*at.q.shape[:4], at.v.shape[-1])
-    lse = torch.zeros(*at.q.shape[:4], 1, dtype=kernel.dtype, device=at.q.device)
+    o = torch.zeros(*at.q.shape[:4], at.v.shape[-1], dtype=kernel.dtype, device=at.q.device)
+    lse = torch.zeros(*at.q.shape[:4], 2, dtype=kernel.dtype, device=at.q.device)
     for cell in kernel.cells(None):
-        top = cell.p.amax(1, keepdim=True)
-        top.masked_fill_(top == -math.inf, 0.0)
-        total = cell.p.sub_(top).exp2_().sum(1, keepdim=True)
-        empty = total == 0
-        total.masked_fill_(empty, 1.0)
+        top = _below_top(kernel, cell)
+        total = cell.p.exp2_().sum(1, keepdim=True)
+        total.masked_fill_(total == 0, 1.0)
         kernel.put(o, cell, (cell.p @ cell.v).div_(total))
-        kernel.put(lse, cell, total.log2_().add_(top).masked_fill_(empty, 0.0))
-    return Kept(o, lse.squeeze(-1))
+        kernel.put(lse, cell, torch.cat([top, total.log2_()], 1))
+    return Kept(o, lse)
 
 
-def pull(at: Inputs, kept: Kept, g: Tensor, spec: Spec) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """dQ, dK, dV, and dbias if there is a bias."""
+def _below_top(kernel: Kernel, cell: Cell) -> Tensor:
+    """The largest score of every row, 0 if it sees nothing; S less that, to base 2, in the place of S."""
+    top = cell.p.amax(1, keepdim=True) / LOG2E
+    if moderate(top):
+        cell.p.sub_(top * LOG2E)
+        return top
+    kernel.scores(cell, 1.0)  # again: a bias near the end of the range is −∞ to base 2
+    top = cell.p.amax(1, keepdim=True)
+    top.masked_fill_(top == -math.inf, 0.0)
+    cell.p.sub_(top).mul_(LOG2E)
+    return top
+
+
+def pull(
+    at: Inputs, kept: Kept, g: Tensor, with_bias: bool, spec: Spec
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """dQ, dK, dV, and dbias if there is a bias and its gradient is wanted."""
     kernel = Kernel(at, spec)
     dq, dk, dv = kernel.zeros(at.q), kernel.columns(at.k), kernel.columns(at.v)
-    db = None if at.bias is None else kernel.zeros(at.bias)
+    db = kernel.zeros(at.bias) if with_bias and at.bias is not None else None
     for cell in kernel.cells(kept.lse):
         head, tile = cell.head, cell.tile
         own, o = kernel.rows(g, head, tile), kernel.rows(kept.o, head, tile)
@@ -237,7 +264,7 @@ def pull(at: Inputs, kept: Kept, g: Tensor, spec: Spec) -> tuple[Tensor, Tensor,
 def push(at: Inputs, kept: Kept, along: Inputs, spec: Spec) -> Tensor:
     """Ȯ."""
     kernel = Kernel(at, spec)
-    out = torch.zeros_like(kept.o)
+    out = kernel.zeros(kept.o)
     for cell in kernel.cells(kept.lse):
         _, _, _, s = kernel.moved(cell, along, "1")
         v = kernel.of_head("v1", along.v, cell.head)[cell.tile.keys]
@@ -255,12 +282,12 @@ class Bent(NamedTuple):
     o: Tensor
 
 
-def bend(at: Inputs, kept: Kept, g: Tensor, along: Inputs, g_along: Tensor | None, spec: Spec) -> Bent:
+def bend(at: Inputs, kept: Kept, g: Tensor, along: Inputs, g_along: Tensor | None, with_bias: bool, spec: Spec) -> Bent:
     """dQ̇, dK̇, dV̇, dbias̊ and Ȯ; without Ġ it is the gradient of ⟨G, Ȯ⟩ by Q, K, V and the bias."""
     kernel = Kernel(at, spec)
     dq, dk, dv = kernel.zeros(at.q), kernel.columns(at.k), kernel.columns(at.v)
-    db = None if at.bias is None else kernel.zeros(at.bias)
-    out = torch.zeros_like(kept.o)
+    db = kernel.zeros(at.bias) if with_bias and at.bias is not None else None
+    out = kernel.zeros(kept.o)
     for cell in kernel.cells(kept.lse):
         head, tile, keys = cell.head, cell.tile, cell.tile.keys
         own, o = kernel.rows(g, head, tile), kernel.rows(kept.o, head, tile)
@@ -294,7 +321,7 @@ def bend(at: Inputs, kept: Kept, g: Tensor, along: Inputs, g_along: Tensor | Non
 def push_twice(at: Inputs, kept: Kept, one: Inputs, other: Inputs, spec: Spec) -> Tensor:
     """D²O along two directions: P̈ V + Ṗ₁ V̇₂ + Ṗ₂ V̇₁ with P̈ = P∘(Z − rowsum(P∘Z)), Z = (Ṡ₁ − r₁)∘(Ṡ₂ − r₂) + S̈."""
     kernel = Kernel(at, spec)
-    out = torch.zeros_like(kept.o)
+    out = kernel.zeros(kept.o)
     for cell in kernel.cells(kept.lse):
         head, tile, p = cell.head, cell.tile, cell.p
         q1, k1, before1, s1 = kernel.moved(cell, one, "1")

@@ -25,13 +25,22 @@ def _not_overridden(function: Callable[..., Any]) -> Callable[..., Any]:
     torch leaves the mode while an overridden function runs, and thereby hides the attention inside it.
     """
     assert isinstance(function, types.FunctionType)
-    scope = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    asking = ("has_torch_function", "has_torch_function_unary")
+    scope = {**function.__globals__, **dict.fromkeys(asking, lambda tensors: False)}
     copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
 multi_head_attention = _not_overridden(F.multi_head_attention_forward)
+INSIDE = {
+    F.multi_head_attention_forward: multi_head_attention,
+    # what is checkpointed runs again in them
+    torch.autograd.grad: _not_overridden(torch.autograd.grad),
+    torch.autograd.backward: _not_overridden(torch.autograd.backward),
+    Tensor.backward: _not_overridden(Tensor.backward),
+}
+"""Functions that attention is inside of."""
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
@@ -62,7 +71,7 @@ class second_order(TorchFunctionMode):  # noqa: N801 - used as a verb: `with sec
         if func is torch._weight_norm:
             self.replaced = True
             return _weight_norm(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
+        if func in INSIDE:
             with self:
-                return multi_head_attention(*args, **kwargs)
+                return INSIDE[func](*args, **kwargs)
         return func(*args, **kwargs)

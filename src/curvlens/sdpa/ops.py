@@ -1,7 +1,7 @@
 """The kernels as operators of torch, which transformations see as one step each.
 
 Each has a fake for tracing, and a rule for ``vmap``: its axis goes in front of the samples and becomes one with them.
-Gradients of a bias that is not there are empty tensors, since an operator gives tensors only.
+Gradients of a bias that is not there, or not wanted, are empty tensors, since an operator gives tensors only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.library import custom_op
 
@@ -32,11 +31,12 @@ def attend(
 
 @custom_op("curvlens::pull", mutates_args=())
 def pull(
-    q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, lse: Tensor, g: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, lse: Tensor, g: Tensor, with_bias: bool,
     scale: float, low: int | None, high: int | None, softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradient by Q, K, V and the bias."""
-    dq, dk, dv, db = kernels.pull(Inputs(q, k, v, bias, mask), Kept(o, lse), g, Spec(scale, low, high, softcap))
+    """The gradient by Q, K, V and, if it is wanted, the bias."""
+    at, spec = Inputs(q, k, v, bias, mask), Spec(scale, low, high, softcap)
+    dq, dk, dv, db = kernels.pull(at, Kept(o, lse), g, with_bias, spec)
     return dq, dk, dv, q.new_empty(0) if db is None else db
 
 
@@ -54,12 +54,12 @@ def push(
 @custom_op("curvlens::bend", mutates_args=())
 def bend(
     q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, lse: Tensor, g: Tensor,
-    q1: Tensor, k1: Tensor, v1: Tensor, b1: Maybe, g1: Maybe,
+    q1: Tensor, k1: Tensor, v1: Tensor, b1: Maybe, g1: Maybe, with_bias: bool,
     scale: float, low: int | None, high: int | None, softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The derivative of the gradient along a direction, and Ȯ."""
     at, along = Inputs(q, k, v, bias, mask), Inputs(q1, k1, v1, b1)
-    dq, dk, dv, db, o1 = kernels.bend(at, Kept(o, lse), g, along, g1, Spec(scale, low, high, softcap))
+    dq, dk, dv, db, o1 = kernels.bend(at, Kept(o, lse), g, along, g1, with_bias, Spec(scale, low, high, softcap))
     return dq, dk, dv, q.new_empty(0) if db is None else db, o1
 
 
@@ -77,25 +77,26 @@ def push_twice(
 # What comes out, without computing it
 
 
-def _gradients(q: Tensor, k: Tensor, v: Tensor, bias: Maybe) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    made = q.new_empty(0) if bias is None else torch.empty_like(bias)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), made
+def _gradients(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, with_bias: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    db = bias.new_empty(bias.shape) if with_bias and bias is not None else q.new_empty(0)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), db
 
 
 def _fake_attend(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:4], v.shape[-1]), q.new_empty(q.shape[:4], dtype=kernels.computed_in(q.dtype))
+    dtype = kernels.computed_in(q.dtype)
+    return q.new_empty(*q.shape[:4], v.shape[-1], dtype=dtype), q.new_empty(*q.shape[:4], 2, dtype=dtype)
 
 
-def _fake_pull(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, *_: Any) -> tuple[Tensor, ...]:
-    return _gradients(q, k, v, bias)
+def _fake_pull(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, *rest: Any) -> tuple[Tensor, ...]:
+    return _gradients(q, k, v, bias, rest[-5])
 
 
-def _fake_bend(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return *_gradients(q, k, v, bias), torch.empty_like(o)
+def _fake_bend(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return *_gradients(q, k, v, bias, rest[-5]), o.new_empty(o.shape)
 
 
 def _fake_push(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(o)
+    return o.new_empty(o.shape)
 
 
 def _in_front(x: Any, axis: int | None, size: int) -> Any:
@@ -114,7 +115,7 @@ def _rule(op: Any) -> Callable[..., tuple[Any, Any]]:
         if isinstance(result, Tensor):
             return result.reshape(size, samples, *result.shape[1:]), 0
         parts = [x.reshape(size, samples, *x.shape[1:]) if x.ndim > 1 else x for x in result]
-        if bias is not None and len(parts) > 3:
+        if bias is not None and len(parts) > 3 and parts[3].ndim > 1:
             parts[3] = parts[3].sum_to_size(bias.shape)
         return tuple(parts), tuple(0 if x.ndim > 1 else None for x in parts)
 

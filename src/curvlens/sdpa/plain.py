@@ -39,11 +39,13 @@ def _softmax(scores: Tensor, at: Inputs, spec: Spec) -> Tensor:
         seen = reachable if seen is None else seen & reachable
     if seen is None:
         return scores.softmax(-1)
-    lowest = torch.finfo(scores.dtype).min / 2  # as good as −∞, and a sum with it is differentiated for nothing
-    p = (scores + torch.zeros_like(seen, dtype=scores.dtype).masked_fill(~seen, lowest)).softmax(-1)
     if at.mask is None and at.bias is None and spec.high in (None, 0) and spec.low is None:
-        return p  # every query sees a key
-    return p.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+        # Every query sees a key, and a sum is differentiated for nothing. It is NaN if a hidden score is infinite.
+        return (scores + torch.zeros_like(seen, dtype=scores.dtype).masked_fill(~seen, -math.inf)).softmax(-1)
+    blind = ~seen.any(-1, keepdim=True)
+    # a row of −∞ alone would be NaN
+    hidden = torch.zeros_like(blind, dtype=scores.dtype).masked_fill(~blind, -math.inf)
+    return torch.where(seen, scores, hidden).softmax(-1).masked_fill(blind, 0.0)
 
 
 def _seen(scores: Tensor, spec: Spec) -> Tensor | None:
