@@ -781,3 +781,40 @@ def test_checkpoints_inside_the_mode(by: str) -> None:
             assert x.grad is not None
             found = x.grad
     close(found, truth)
+
+
+def test_a_compiled_tangent_is_not_zero() -> None:
+    y = torch.randn(1, 2, 300, 8, dtype=torch.float64)
+
+    def tangent(y: Tensor) -> Tensor:
+        found: Tensor = torch.func.jvp(lambda y: cl.sdpa.scaled_dot_product_attention(y, y, y), (y,), (y,))[1]
+        return found
+
+    expected = tangent(y)
+    assert float(expected.abs().max()) > 0
+    torch.testing.assert_close(torch.compile(tangent, backend="eager")(y), expected)
+
+
+def test_the_context_as_a_decorator() -> None:
+    @cl.second_order()
+    def forward(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+    x = torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    (g,) = torch.autograd.grad(forward(x).square().sum(), x, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), x)
+    assert bool(h.any())
+
+
+def test_lists_and_none_are_taken_as_torch_and_its_wrappers_give_them() -> None:
+    x, ours = torch.randn(1, 1, 6, 4), cl.sdpa.scaled_dot_product_attention
+    pair: Any = [1, 1]
+    nothing: Any = None
+    torch.testing.assert_close(ours(x, x, x, window=pair), ours(x, x, x, window=(1, 1)))
+    torch.testing.assert_close(ours(x, x, x, is_causal=nothing), ours(x, x, x))
+
+
+def test_batches_that_do_not_fit_are_no_matter_of_shared_heads() -> None:
+    with pytest.raises(cl.CurvlensError, match="do not fit") as told:
+        cl.sdpa.scaled_dot_product_attention(torch.randn(2, 4, 5, 8), torch.randn(3, 4, 5, 8), torch.randn(3, 4, 5, 8))
+    assert "enable_gqa" not in str(told.value)

@@ -70,7 +70,10 @@ def scaled_dot_product_attention(
     torch.Size([1, 2, 5, 4])
     """
     if dropout_p:
-        raise CurvlensError(f"Attention dropout of {dropout_p} is active: a random loss has no Hessian. model.eval()")
+        raise CurvlensError(
+            f"Attention dropout of {dropout_p} is active: a random loss has no second derivative. model.eval(), or "
+            "set the dropout of attention alone to 0 (dropout=0, attention_dropout=0, attn_pdrop=0)."
+        )
     query, key, value = autocast.taken(query, key, value)
     _check(query, key, value, enable_gqa)
     width = query.shape[-1]
@@ -87,8 +90,17 @@ def scaled_dot_product_attention(
         if after is not None or key.shape[-2] <= SHORT:
             o = plain.attend(at, spec) if after is None else plain.attend(at, spec, after)
         else:
-            o = Attend.apply(*at, spec)[0]  # type: ignore[no-untyped-call]
+            o = _by_tiles(at, spec) if not torch.compiler.is_dynamo_compiling() else _not_compiled(at, spec)
         return o.to(query.dtype).reshape(*outer, query.shape[-2], value.shape[-1])
+
+
+def _by_tiles(at: Inputs, spec: Spec) -> Tensor:
+    o: Tensor = Attend.apply(*at, spec)[0]  # type: ignore[no-untyped-call]
+    return o
+
+
+_not_compiled = torch._compile._disable_dynamo(_by_tiles)
+"""torch.compile has a forward mode of its own for such functions, whose tangents are zero."""
 
 
 def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
@@ -153,13 +165,14 @@ def _check(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
     try:
         _broadcast(query.shape[:lead], key.shape[:lead], value.shape[:lead])
     except RuntimeError as error:
-        hint = " For heads that share keys give enable_gqa=True." if lead == -2 and query.ndim > 2 else ""
+        heads = {x.shape[-3] for x in given.values() if x.ndim > 2}
+        hint = " For heads that share keys give enable_gqa=True." if lead == -2 and len(heads) > 1 else ""
         raise CurvlensError(f"The leading axes do not fit: {shapes}.{hint}") from error
 
 
 def _sight(causal: Any, window: Any, queries: int, keys: int) -> tuple[int | None, int | None]:
     """From which to which key, counted from its own, a query sees."""
-    if causal not in (False, True, "top-left", "bottom-right"):
+    if causal not in (None, False, True, "top-left", "bottom-right"):
         raise CurvlensError(f"is_causal={causal!r}; there are False, True, 'top-left' and 'bottom-right'.")
     own = keys - queries if causal == "bottom-right" else 0
     high = own if causal else None
@@ -172,7 +185,7 @@ def _sight(causal: Any, window: Any, queries: int, keys: int) -> tuple[int | Non
 
 def _sides(window: Any) -> tuple[int | None, int | None]:
     """How many keys a query sees before and behind its own."""
-    given = tuple(map(_scalar, window)) if isinstance(window, tuple) else _scalar(window)
+    given = tuple(map(_scalar, window)) if isinstance(window, (tuple, list)) else _scalar(window)
     sides = (given - 1,) * 2 if isinstance(given, Integral) and not isinstance(given, bool) else given
     sound = isinstance(sides, tuple) and len(sides) == 2
     if not sound or any(isinstance(s, bool) or not isinstance(s, Integral | None) or (s or 0) < 0 for s in sides):

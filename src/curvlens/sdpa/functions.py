@@ -26,8 +26,9 @@ from curvlens.sdpa.tiles import Spec
 Maybe = Tensor | None
 THIRD = (
     "A third derivative of attention was asked for; curvlens has the first two. To differentiate a second one by its "
-    "direction alone, name that: torch.autograd.grad(..., direction). For more take the written-out formula: "
-    "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), outside of curvlens.second_order()."
+    "direction alone, name that: torch.autograd.grad(..., direction). For more call "
+    "F.scaled_dot_product_attention inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH), outside of "
+    "curvlens.second_order(); up to 256 keys there are derivatives of any order."
 )
 BATCHED = torch._C._dispatch_key_parse("Batched")
 """What torch.autograd.grad marks batched gradients with; torch.func has another mark."""

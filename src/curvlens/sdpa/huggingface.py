@@ -23,7 +23,9 @@ HARMLESS = frozenset({
 def register() -> str:
     """Make attention known to transformers under the name it returns, "curvlens".
 
-    ``model.set_attn_implementation(curvlens.sdpa.register())``, or ``attn_implementation=`` where a model is made.
+    ``model.set_attn_implementation(curvlens.sdpa.register())``. Models that have an attention of their own, beside
+    transformers' AttentionInterface, warn there and stay as they are; ``attn_implementation="curvlens"`` where a model
+    is made does not notice these (BLOOM, MPT), and is not to be used.
     Inside `second_order`, and in every problem of curvlens, models with ``"sdpa"`` need none of this; those with soft
     caps or attention sinks, as Gemma 2 and GPT-OSS, do, if their scores are not all to be held.
     """

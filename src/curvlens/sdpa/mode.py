@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
-class second_order(TorchFunctionMode):  # noqa: N801 - used as a verb: `with second_order():`
+class second_order(TorchFunctionMode, ContextDecorator):  # noqa: N801 - used as a verb: `with second_order():`
     """Inside, attention can be differentiated twice; results differ from the fused kernels' by rounding only.
 
     So can weight normalisation, whose second derivatives are wrong in torch 2.13.
