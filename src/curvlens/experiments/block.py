@@ -12,9 +12,9 @@ from torch import Tensor
 from curvlens import assembly
 from curvlens.calculus import attention, bounds, norms
 from curvlens.data import Addition
+from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.growth import grid
-from curvlens.experiments.layer import Draws
 from curvlens.experiments.slides import trained
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, mean, sweep

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from curvlens.calculus import attention
 from curvlens.data import Addition
+from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.growth import PARTS, SMALL, grid
 from curvlens.experiments.store import Config, Record
@@ -233,26 +234,16 @@ def points(effort: Effort) -> list[Config]:
 def measure(config: Config) -> Mapping[str, Any]:
     """The norms of every layer's attention blocks."""
     width = config["width"]
-    draws = torch.Generator().manual_seed(config["seed"])
-
-    def draw(*shape: int, scale: float = 0.8 / math.sqrt(width)) -> Tensor:
-        return scale * torch.randn(*shape, generator=draws, dtype=torch.float64)
-
+    draw, scale, sigma = Draws(config["seed"]), 0.8 / math.sqrt(width), config["sigma"]
     task = Addition()
     ids, labels = task.batch(config["sequences"], seed=config["seed"])
-    x = draw(task.vocab, width, scale=config["sigma"])[ids] + draw(task.context, width, scale=config["sigma"])
-    unembed = draw(width, task.vocab)
-    layers = [
-        Layer(
-            draw(width, width),
-            draw(width, width),
-            draw(width, width),
-            draw(width, width),
-            draw(width, 4 * width),
-            draw(4 * width, width),
-        )
-        for _ in range(config["depth"])
-    ]
+    x = draw(task.vocab, width, scale=sigma)[ids] + draw(task.context, width, scale=sigma)
+    unembed = draw(width, task.vocab, scale=scale)
+    layers = []
+    for _ in range(config["depth"]):
+        q, k, v, o = (draw(width, width, scale=scale) for _ in range(4))
+        up, down = draw(width, 4 * width, scale=scale), draw(4 * width, width, scale=scale)
+        layers.append(Layer(q, k, v, o, up, down))
     norms = layer_norms(x, labels, layers, unembed)
     top = len(norms) - 1
     return {

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from curvlens.calculus import attention, exponents
 from curvlens.calculus.attention import AttentionHessian
+from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.growth import grid
 from curvlens.experiments.store import Config, Record
@@ -23,17 +24,6 @@ BLOCKS = ("QQ", "KK", "VV", "QK", "VQ", "VK")
 SPLIT: tuple[Literal["outer", "functional"], ...] = ("outer", "functional")
 SIGNS = {"outer": "H_o", "functional": "H_f"}
 LENGTH, WIDTH = 12, 8
-
-
-class Draws:
-    """Gaussian tensors in float64, one after the other, from a seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """The next ones."""
-        return scale * torch.randn(*shape, generator=self._generator, dtype=torch.float64)
 
 
 def norms(H: AttentionHessian) -> dict[str, list[float | str]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from curvlens.calculus import attention, exponents, linear_mlp
 from curvlens.data import Addition
+from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.growth import PARTS, SIGNS, grid
 from curvlens.experiments.store import Config, Record
@@ -41,17 +42,16 @@ def points_7(effort: Effort) -> list[Config]:
 def measure_7(config: Config) -> Mapping[str, Any]:
     """The norms of all blocks of each layer, from the dense Hessian in closed form."""
     depth, width = config["depth"], config["width"]
-    draws = torch.Generator().manual_seed(config["seed"])
-
-    def draw(*shape: int) -> Tensor:
-        return 0.8 / math.sqrt(width) * torch.randn(*shape, generator=draws, dtype=torch.float64)
-
+    draw, size = Draws(config["seed"]), 0.8 / math.sqrt(width)
     task = Addition()
     ids, labels = task.batch(16, seed=config["seed"])
-    tables = [torch.randn(n, width, generator=draws, dtype=torch.float64) for n in (task.vocab, task.context)]
-    x = config["sigma"] * (tables[0][ids] + tables[1])
-    layers = [(draw(width, width), draw(width, width), draw(width, width)) for _ in range(depth)]
-    unembed = draw(width, task.vocab)
+    tokens, positions = draw(task.vocab, width), draw(task.context, width)
+    x = config["sigma"] * (tokens[ids] + positions)
+    layers = []
+    for _ in range(depth):
+        q, k, v = (draw(width, width, scale=size) for _ in range(3))
+        layers.append((q, k, v))
+    unembed = draw(width, task.vocab, scale=size)
     out = x
     for layer in layers:
         out = attention.forward(out, *layer, mask="causal", kind="linear")
@@ -149,12 +149,12 @@ def points_8(effort: Effort) -> list[Config]:
 def measure_8(config: Config) -> Mapping[str, Any]:
     """The norms of the diagonal blocks, and the largest of the functional part, which are zero."""
     depth, width = config["depth"], config["width"]
-    draws = torch.Generator().manual_seed(config["seed"])
+    draw = Draws(config["seed"])
     task = Addition()
     ids, labels = task.batch(64, seed=config["seed"])
-    x = config["sigma"] * torch.randn(task.vocab, width, generator=draws, dtype=torch.float64)[ids]
+    x = config["sigma"] * draw(task.vocab, width)[ids]
     sizes = [width] * depth + [task.vocab]
-    weights = [0.8 / a**0.5 * torch.randn(b, a, generator=draws, dtype=torch.float64) for a, b in pairwise(sizes)]
+    weights = [draw(b, a, scale=0.8 / math.sqrt(a)) for a, b in pairwise(sizes)]
     counted = labels >= 0
     target = nn.functional.one_hot(labels[counted], task.vocab).to(x)
     H = linear_mlp.hessian(x[counted], weights, target)
@@ -207,11 +207,7 @@ def points_table1(effort: Effort) -> list[Config]:
 
 def measure_table1(config: Config) -> Mapping[str, Any]:
     """‖H_o‖ and ‖H_f‖ over all weights of the network; target scales with the data or does not."""
-    draws = torch.Generator().manual_seed(config["seed"])
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draws, dtype=torch.float64)
-
+    draw = Draws(config["seed"])
     x, y = config["sigma"] * draw(4, 9, 6), draw(4, 9, 6)
     y = y * config["sigma"] if config["residual"] == "scaling" else y
     if config["network"] == "attention":

@@ -21,6 +21,7 @@ from torch import Tensor
 from curvlens.calculus import attention, norms
 from curvlens.calculus.attention import AttentionHessian, Root
 from curvlens.data import Addition
+from curvlens.experiments.draws import Draws
 
 EPS = 1e-5
 """Of the norms."""
@@ -45,14 +46,11 @@ class Weights:
 
 def weights(width: int, *, sigma: float, seed: int, task: Addition) -> Weights:
     """Drawn from a seed; embeddings are σ times draws that do not depend on σ."""
-    draws = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int, scale: float = 0.8 / math.sqrt(width)) -> Tensor:
-        return scale * torch.randn(*shape, generator=draws, dtype=torch.float64)
-
-    tables = draw(task.vocab, width, scale=sigma), draw(task.context, width, scale=sigma)
-    q, k, v, o = (draw(width, width) for _ in range(4))
-    return Weights(*tables, q, k, v, o, draw(width, 4 * width), draw(4 * width, width), draw(width, task.vocab))
+    draw, scale = Draws(seed), 0.8 / math.sqrt(width)
+    embed, pos = draw(task.vocab, width, scale=sigma), draw(task.context, width, scale=sigma)
+    q, k, v, o = (draw(width, width, scale=scale) for _ in range(4))
+    up, down = draw(width, 4 * width, scale=scale), draw(4 * width, width, scale=scale)
+    return Weights(embed, pos, q, k, v, o, up, down, draw(width, task.vocab, scale=scale))
 
 
 def block_hessian(
