@@ -409,6 +409,17 @@ def test_extreme_embeddings_are_marked(sigma: float) -> None:
     assert found["V"][1] == 0.0
 
 
+def test_a_law_is_fitted_where_the_curve_is_one() -> None:
+    x = torch.logspace(-3, 1, 17, dtype=torch.float64)
+    curve = x**3 / (1 + x) ** 2
+    law = Sweep(tuple(x.tolist()), torch.stack([curve, 2 * curve])).fitted("a", 3)
+    assert law.predicted == 3
+    assert law.slope == pytest.approx(3, abs=0.05)
+    assert law.window[0] == pytest.approx(1e-3)
+    assert law.window[1] < 0.1
+    assert law.flattest < 1.5 < 2.95 < law.steepest
+
+
 def test_repeats_that_lack_a_place_do_not_count() -> None:
     records = [Record("e", 1, {"sigma": s, "seed": k}, {"n": s}) for k, s in ((0, 1.0), (0, 2.0), (1, 1.0))]
     line = sweep(records, "sigma", "n")
@@ -492,6 +503,9 @@ def test_the_command_measures_draws_and_judges(tmp_path: Path) -> None:
     again = runner.invoke(app, ["reproduce", "verdicts", "--quick", "--seeds", "2", "--results", results])
     assert again.exit_code == 0
     assert (tmp_path / "results" / "fig1.jsonl").read_bytes() == before
+    none = runner.invoke(app, ["reproduce", "verdicts", "--seeds", "7", "--results", results])
+    assert none.exit_code == 1
+    assert "Nothing is measured with these settings" in none.output.replace("\n", " ")
     wrong = runner.invoke(app, ["reproduce", "figure3a", "--results", results])
     assert wrong.exit_code == 1
     assert "Did you mean" in wrong.output

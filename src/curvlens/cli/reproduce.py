@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from curvlens.experiments import EXPERIMENTS, Effort, Experiment, Store, measure
 from curvlens.experiments.page import Shown, html, markdown
 from curvlens.experiments.reference import compared
 from curvlens.figures.drawing import draw
+
+QUIET = 30.0
+"""Seconds between lines where there is no terminal for a bar."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,11 @@ def show_experiments(wanted: Wanted) -> None:
     chosen = _chosen(wanted.names)
     _measure(chosen, wanted, store)
     shown = [_shown(each, wanted.effort, store) for each in EXPERIMENTS]
+    if not any(shown):
+        raise CurvlensError(
+            f"Nothing is measured with these settings in {str(wanted.results)!r}. Give those of a run that was, "
+            "--quick or --seeds, or measure: curvlens reproduce all --quick."
+        )
     written = _write([each for each in shown if each is not None], wanted, store)
     _tell([each for each in shown if each is not None and each.experiment in chosen], console)
     for file in written:
@@ -97,8 +106,14 @@ def _measure(chosen: Sequence[Experiment], wanted: Wanted, store: Store) -> None
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("points", total=None)
 
+        told = time.monotonic()
+
         def follow(done: int, total: int, last: str) -> None:
+            nonlocal told
             bar.update(task, completed=done, total=total, description=last)
+            if not console.is_terminal and time.monotonic() - told > QUIET:
+                console.print(f"{done} of {total} points, last of {last}", highlight=False)
+                told = time.monotonic()
 
         run(chosen, wanted.effort, store, jobs=wanted.jobs, progress=follow)
 
@@ -132,6 +147,7 @@ def _write(shown: Sequence[Shown], wanted: Wanted, store: Store) -> list[Path]:
             "numbers": [asdict(number) for number in each.report.numbers],
             "findings": [asdict(finding) for finding in each.report.findings],
             "charts": [asdict(chart) for chart in each.report.charts],
+            "laws": [asdict(law) for law in each.report.laws],
             "notes": list(each.report.notes),
         }
         for each in shown

@@ -294,7 +294,7 @@ def report_training(records: Sequence[Record]) -> Report:
         f"{uneven[len(uneven) // 2]:.2g} times after {x[len(x) // 2]:g} steps and {uneven[-1]:.2g} times after "
         f"{x[-1]:g}."
     )
-    return Report((chart,), (_dominance(last), _zero(records), _phases(norm)), (), (note,))
+    return Report((chart,), (_dominance(last), _zero(records), _phases(norm)), notes=(note,))
 
 
 def _dominance(records: Sequence[Record]) -> Finding:

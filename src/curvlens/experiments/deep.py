@@ -342,7 +342,15 @@ def report(records: Sequence[Record]) -> Report:
             else "",
         ),
     )
-    return Report((chart,), findings, tuple(numbers), marked(records))
+    laws = tuple(
+        _line(records, depth, letter, layer, part).fitted(
+            f"depth {depth}, layer {layer}: {'H_o' if part == 'outer' else 'H_f'}({letter}, {letter})", power
+        )
+        for letter, part, power in rows
+        for depth, layer in every
+        if (letter, part) != ("V", "functional") or layer < depth
+    )
+    return Report((chart,), findings, tuple(numbers), laws, marked(records))
 
 
 def _pair(name: str) -> tuple[str, str]:

@@ -37,12 +37,30 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Law:
+    """A power law that was fitted where the curve is one, beside the predicted one."""
+
+    name: str
+    predicted: float | None
+    """None where there is no prediction."""
+    slope: float
+    interval: tuple[float, float]
+    """95 %, over the repeats."""
+    window: tuple[float, float]
+    """Between which σ the local slopes agree."""
+    steepest: float
+    flattest: float
+    """The largest and the smallest local slope of the whole curve."""
+
+
+@dataclass(frozen=True)
 class Report:
     """What the measurements of an experiment say."""
 
     charts: tuple[Chart, ...] = ()
     findings: tuple[Finding, ...] = ()
     numbers: tuple[Number, ...] = ()
+    laws: tuple[Law, ...] = ()
     notes: tuple[str, ...] = ()
     """What a reader has to know of the data: points that overflowed, and the like."""
 

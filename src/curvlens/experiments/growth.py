@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from curvlens.calculus import exponents
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.experiment import Effort, Experiment, Law, Number, Report
 from curvlens.experiments.setting import Norm, block_hessian
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, marked, number, sized, sweep
@@ -159,7 +159,23 @@ def report_3a(records: Sequence[Record]) -> Report:
         _all_blocks(records),
         _outer_at_large(records),
     ]
-    return Report(charts, tuple(findings), tuple(numbers), marked(records))
+    return Report(charts, tuple(findings), tuple(numbers), _laws(records, predicted=True), marked(records))
+
+
+def _laws(records: Sequence[Record], *, predicted: bool) -> tuple[Law, ...]:
+    """Of every block and part that is not zero; W_O is not in Equation 5."""
+    found = []
+    for block in (*DIAGONAL, *PAIRS):
+        for part in PARTS:
+            line = curve(records, block, part)
+            if bool((line.values == 0).all()):
+                continue
+            power = None
+            if predicted and part != "total" and "O" not in block:
+                power = exponents.predicted(part, block * 2 if len(block) == 1 else block).data
+            name = f"{SIGNS[part]}({block[0]}, {block[-1]})"
+            found.append(line.fitted(name, power))
+    return tuple(found)
 
 
 def _local(records: Sequence[Record], block: str) -> Panel:
@@ -267,7 +283,7 @@ def report_3b(records: Sequence[Record]) -> Report:
         f"But the curves are no power laws: the local slope of Q goes from {spread[0]:.2f} to {spread[1]:.2f}.",
         "as a comparison of two averages; no exponent describes either curve",
     )
-    return Report((chart,), (finding,), numbers, marked(records))
+    return Report((chart,), (finding,), numbers, _laws(records, predicted=False), marked(records))
 
 
 def _fitted(records: Sequence[Record], block: str) -> list[Slope]:

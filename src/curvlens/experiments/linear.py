@@ -132,7 +132,15 @@ def report_7(records: Sequence[Record]) -> Report:
         "Slopes of the last layer over all σ: " + "; ".join(texts) + ".",
         "the last layer at any σ; earlier layers beyond σ ≈ 1, below it they have 3^D",
     )
-    return Report((chart,), (finding,), tuple(numbers), marked(records))
+    laws = tuple(
+        _line(records, depth, letter, layer, "total").fitted(
+            f"depth {depth}, layer {layer}: H({letter}, {letter})", exponents.predicted_depth(depth, layer)
+        )
+        for depth in (1, 2, 3)
+        for layer in range(1, depth + 1)
+        for letter in ("Q", "V")
+    )
+    return Report((chart,), (finding,), tuple(numbers), laws, marked(records))
 
 
 def points_8(effort: Effort) -> list[Config]:
@@ -191,7 +199,7 @@ def report_8(records: Sequence[Record]) -> Report:
         f"Of all depths and layers the slope farthest from 2 is {worst:.6f}; the functional part of the diagonal "
         f"blocks is {hollow:g}.",
     )
-    return Report((chart,), (finding,), (Number("fig8 slope", worst, 0.0),), marked(records))
+    return Report((chart,), (finding,), (Number("fig8 slope", worst, 0.0),), (), marked(records))
 
 
 def points_table1(effort: Effort) -> list[Config]:
@@ -266,7 +274,7 @@ def report_table1(records: Sequence[Record]) -> Report:
         Finding("table-1", "holds" if worst < 0.02 else "does not hold", f"{told('attention')}. {told('mlp')}."),
         Finding("cnn", "holds" if apart < 0.02 else "does not hold", f"{told('cnn')}."),
     )
-    return Report((chart,), findings, (), marked(records))
+    return Report((chart,), findings, (), (), marked(records))
 
 
 NETWORKS = {"attention": "linear attention", "mlp": "linear MLP", "cnn": "linear CNN"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from curvlens.experiments.claims import CLAIMS
-from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.experiment import Effort, Experiment, Law, Report
 from curvlens.experiments.reference import Comparison, compared, references
 from curvlens.experiments.verdicts import Finding
 
@@ -60,7 +60,17 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
     lines += ["", "## Reference numbers", "", _told_sources(), ""]
     lines += ["| what | measured | reference | source | |", "|---|--:|--:|---|---|"]
     lines += [_reference_row(each) for each in _compared(shown)]
-    lines += ["", "## Figures", ""]
+    lines += ["", "## Growth rates", "", _LAWS, ""]
+    for each in shown:
+        if each.report.laws:
+            lines += [f"### {each.experiment.name}: growth rates", ""]
+            lines += [
+                "| block | predicted | slope | where it is a power law | local slopes of the whole curve |",
+                "|---|--:|--:|---|---|",
+            ]
+            lines += ["| " + " | ".join(_law_cells(law)) + " |" for law in each.report.laws]
+            lines.append("")
+    lines += ["## Figures", ""]
     for each in shown:
         lines += [f"### {each.experiment.name}", "", f"{each.experiment.title} ({each.experiment.source}).", ""]
         for chart in each.report.charts:
@@ -96,6 +106,23 @@ def _with_error(value: float, error: float) -> str:
     return f"{text} ± {error:.1g}" if error > 1e-9 else text
 
 
+_LAWS = (
+    "Slopes in the widest range of σ in which local slopes agree to 0.05, with the 95 % interval over the seeds. "
+    "Where that range is narrow, the curve is no power law."
+)
+
+
+def _law_cells(law: Law) -> tuple[str, ...]:
+    low, high = law.interval
+    return (
+        law.name,
+        "" if law.predicted is None else f"{law.predicted:g}",
+        f"{law.slope:.3f} ({low:.3f} to {high:.3f})",
+        f"σ from {law.window[0]:.3g} to {law.window[1]:.3g}",
+        f"{law.flattest:.2f} to {law.steepest:.2f}",
+    )
+
+
 def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) -> str:
     """The same as one file that needs no other: ``pictures`` are the SVGs by the names of their charts."""
     found = _findings(shown)
@@ -127,6 +154,14 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
         for chart in each.report.charts:
             parts.append(f"<figure>{pictures[chart.name]}<figcaption>{escape(chart.caption)}</figcaption></figure>")
         parts += [f"<p><i>{escape(note)}</i></p>" for note in each.report.notes]
+        if each.report.laws:
+            rows_ = "".join(
+                "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _law_cells(law)) + "</tr>"
+                for law in each.report.laws
+            )
+            parts.append(
+                f"<details><summary>Growth rates</summary><p>{_LAWS}</p><table>{_LAW_HEAD}{rows_}</table></details>"
+            )
     return _HTML.format(
         mark=MARK,
         effort=escape(_effort(effort)),
@@ -137,6 +172,10 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
     )
 
 
+_LAW_HEAD = (
+    "<tr><th>block</th><th>predicted</th><th>slope</th><th>where it is a power law</th><th>local slopes of the whole "
+    "curve</th></tr>"
+)
 _HTML = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">{mark}<title>The papers, measured</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">

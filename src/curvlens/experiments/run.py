@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,8 @@ def run(
     with store.writing() as writer:
         todo = missing(experiments, effort, store)
         failures: list[str] = []
+        # loky replaces a worker that has grown large, and warns; its points are measured all the same
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given")
         with parallel_config(backend="loky", inner_max_num_threads=1):
             work = Parallel(n_jobs=min(jobs, max(1, len(todo))), return_as="generator_unordered")
             outcomes = work(delayed(_point)(e.measure, e.stored_as, e.revision, dict(c)) for e, c in todo)

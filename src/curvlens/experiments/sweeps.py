@@ -12,7 +12,7 @@ from torch import Tensor
 
 from curvlens.calculus import exponents
 from curvlens.calculus.exponents import PowerLaw
-from curvlens.experiments.experiment import Number
+from curvlens.experiments.experiment import Law, Number
 from curvlens.experiments.store import Record
 from curvlens.figures.charts import Curve
 
@@ -94,6 +94,11 @@ class Sweep:
         """The power law, in a window or in the widest one where it is one."""
         usable = self.finite()
         return exponents.fit(list(usable.x), usable.values, window=window, tolerance=tolerance)
+
+    def fitted(self, name: str, predicted: float | None) -> Law:
+        """The power law in the widest window where it is one, beside a prediction."""
+        law = self.law()
+        return Law(name, predicted, law.slope, law.interval, law.window, max(law.local), min(law.local))
 
     def slope(self, name: str, window: tuple[float, float]) -> Number:
         """The slope in a window, with its interval, under the name of a reference number."""
