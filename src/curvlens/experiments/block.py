@@ -240,7 +240,6 @@ def measure_training(config: Config) -> Mapping[str, Any]:
     return {
         "norm": float(H.norm()),
         "top": float(values[-1]),
-        "negative": float(values[values < 0].square().sum() / values.square().sum()),
         "roles": roles,
         "groups": pairs,
         "spectral": spectral,
@@ -386,7 +385,7 @@ def report_norm(records: Sequence[Record]) -> Report:
     )
     finding = Finding(
         "norm-bounded",
-        "holds when",
+        "holds when" if law.slope < -0.05 else "holds",
         f"It grows with the spread s of a token as s^{law.slope:.3f}; with ε = 1e-5 it reaches {largest:.2g}.",
         "tokens whose spread stays away from 0; else the only bound is 1/ε",
     )

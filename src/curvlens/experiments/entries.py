@@ -11,7 +11,7 @@ from torch import Tensor
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.setting import Kind, block_hessian
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.sweeps import mean, number
+from curvlens.experiments.sweeps import mean, negative_share, number
 from curvlens.experiments.verdicts import Finding
 from curvlens.figures.charts import Chart, Curve, Heat, Panel
 
@@ -48,17 +48,10 @@ def measure(config: Config) -> Mapping[str, Any]:
         inside = logs.clamp(EDGES[0] + 1e-9, EDGES[-1] - 1e-9)
         counts = torch.histogram(inside, torch.tensor(EDGES, dtype=torch.float64)).hist
         found["histogram"][block] = [int(count) for count in counts.tolist()]
-        found["negative"][block] = _negative(matrix)
+        found["negative"][block] = negative_share(matrix)
     if config["seed"] == 0:
         found["heat"] = [[_cells(H.total[a, b]) for b in BLOCKS] for a in BLOCKS]
     return found
-
-
-def _negative(matrix: Tensor) -> float:
-    """The share of the squared norm that negative eigenvalues have, beyond rounding."""
-    values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
-    negative = values[values < -1e-12 * values.abs().max()]
-    return float(negative.square().sum() / values.square().sum())
 
 
 def _cells(block: Tensor) -> list[list[float]]:
@@ -157,7 +150,7 @@ def report_4(records: Sequence[Record]) -> Report:
                 f"{kind}: " + ", ".join(f"{b} {share:.2g}" for b, share in shares.items())
                 for kind, shares in negative.items()
             )
-            + ". The value block is positive semi-definite with softmax too.",
+            + ("." if negative["softmax"]["V"] else ". The value block is positive semi-definite with softmax too."),
         ),
     )
     return Report((chart,), findings, (without["gap"],))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +91,3 @@ class Experiment:
     def key(self, config: Config) -> str:
         """What a point is stored under."""
         return key(self.stored_as, self.revision, config)
-
-
-def columns(records: Iterable[Record], *names: str) -> list[tuple[Any, ...]]:
-    """Entries of the configurations, one tuple a record."""
-    return [tuple(record.config[name] for name in names) for record in records]

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
 
 from curvlens.calculus import attention, exponents
 from curvlens.calculus.attention import AttentionHessian
@@ -15,7 +14,7 @@ from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.growth import grid
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.sweeps import Sweep, mean, sized, sweep
+from curvlens.experiments.sweeps import Sweep, mean, negative_share, sized, sweep
 from curvlens.experiments.verdicts import Finding, Verdict
 from curvlens.figures.charts import Chart, Curve, Panel, Slope
 
@@ -133,14 +132,13 @@ def points_moments(effort: Effort) -> list[Config]:
 
 
 def measure_moments(config: Config) -> Mapping[str, Any]:
-    """Norms, and the share of the query-key blocks in ‖H_o‖²."""
+    """Norms of all blocks."""
     draw = Draws(config["seed"])
     x = draw(1, WIDTH) + config["spread"] * draw(LENGTH, WIDTH)
     y = draw(LENGTH, WIDTH)
     w = [draw(WIDTH, WIDTH, scale=1 / math.sqrt(WIDTH)) for _ in range(3)]
     H = attention.hessian(x, w[0], w[1], w[2], target=y, temperature=1e6 if config["attention"] == "even" else 1.0)
-    found = norms(H)
-    return {"norms": found, "total": H.norm(("Q", "Q")), "value": H.norm(("V", "V"))}
+    return {"norms": norms(H)}
 
 
 MOMENTS = {
@@ -223,7 +221,6 @@ def measure_temperature(config: Config) -> Mapping[str, Any]:
     return {
         "norms": norms(H),
         "t": [sized(H.t_outer().norm()), sized(H.t_functional().norm())],
-        "outer": sized(H.outer.norm()),
         "entropy": float(entropy),
     }
 
@@ -360,7 +357,6 @@ def measure_single(config: Config) -> Mapping[str, Any]:
     through = torch.cat([by_q, by_k], 1) / math.sqrt(d_k)
     expected = through.mT @ one.total["QK"] @ through
     values = torch.linalg.eigvalsh(functional)
-    spectrum = {name: torch.linalg.eigvalsh(m) for name, m in (("one", one.total["QK"]), ("two", outer + functional))}
     return {
         "rank": int(torch.linalg.matrix_rank(outer, hermitian=True, rtol=1e-11)),
         "bound": 2 * width * d_k - d_k**2 if d_k < width else width**2,
@@ -370,7 +366,7 @@ def measure_single(config: Config) -> Mapping[str, Any]:
         ),
         "apart": float((outer - expected).norm() / outer.norm()),
         "share": float(functional.norm() / (outer + functional).norm()),
-        "negative": {name: float(v[v < 0].square().sum() / v.square().sum()) for name, v in spectrum.items()},
+        "negative": {"one": negative_share(one.total["QK"]), "two": negative_share(outer + functional)},
     }
 
 
@@ -460,8 +456,7 @@ def measure_keys(config: Config) -> Mapping[str, Any]:
     H = attention.hessian(x, wq, wk, draw(width, width, scale=1 / math.sqrt(width)), target=y)
     return {
         "norms": norms(H),
-        "negative": {letter: _negative(H.total[letter]) for letter in "QKV"},
-        "t": [H.t_outer().norm(), H.t_functional().norm()],
+        "negative": {letter: negative_share(H.total[letter]) for letter in "QKV"},
     }
 
 
@@ -540,13 +535,7 @@ def measure_heads(config: Config) -> Mapping[str, Any]:
         "functional": float(functional.norm()),
         "between": between,
         "hollow": hollow,
-        "negative": _negative(outer + functional),
     }
-
-
-def _negative(matrix: Tensor) -> float:
-    values = torch.linalg.eigvalsh(matrix)
-    return float(values[values < 0].square().sum() / values.square().sum())
 
 
 def report_heads(records: Sequence[Record]) -> Report:

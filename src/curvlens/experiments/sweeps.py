@@ -133,3 +133,10 @@ def mean(name: str, values: Sequence[float]) -> Number:
     held = torch.tensor(values, dtype=torch.float64)
     half = exponents.student(0.95, len(held) - 1) * float(held.std()) / len(held) ** 0.5 if len(held) > 1 else 0.0
     return Number(name, float(held.mean()), half)
+
+
+def negative_share(matrix: Tensor) -> float:
+    """The share of the squared norm of a symmetric matrix that negative eigenvalues have, beyond rounding."""
+    values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
+    negative = values[values < -1e-12 * values.abs().max()]
+    return float(negative.square().sum() / values.square().sum())
