@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvlens.calculus.inner import squared_norm
 from curvlens.calculus.inputs import require_room
-from curvlens.calculus.terms import Term, merged, summed
+from curvlens.calculus.terms import Term, merged, on_axes, summed
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
 Key = str | tuple[str, str]
@@ -99,8 +99,9 @@ class Form:
         first, second = self.pair(key)
         rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
         self.room(rows * columns, f"The block ({first}, {second})")
-        out = torch.empty(rows * columns, dtype=self.dtype, device=self.device)
-        return summed(merged(self.terms(first, second)), self._axes(first, second), out)
+        out, work = (torch.empty(rows * columns, dtype=self.dtype, device=self.device) for _ in range(2))
+        summed(merged(self.terms(first, second)), out.view(self._axes(first, second)), work)
+        return out.view(rows, columns)
 
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`."""
@@ -111,14 +112,13 @@ class Form:
         return out
 
     @torch.inference_mode()  # a tenth of the time of small layers; what leaves was allocated outside
-    def _write(self, out: Tensor, work: Tensor, space: Tensor) -> None:
+    def _write(self, out: Tensor, work: Tensor, more: Tensor) -> None:
         for i, first in enumerate(self.names):
             for second in self.names[i:]:
-                here, there = self.slices[first], self.slices[second]
-                block = summed(merged(self.terms(first, second)), self._axes(first, second), space, work)
-                out[here, there] = block
-                if second != first:  # a matrix without gaps is turned fastest
-                    out[there, here] = work[: block.numel()].view(block.T.shape).copy_(block.T)
+                block = out[self.slices[first], self.slices[second]]
+                summed(merged(self.terms(first, second)), on_axes(block, self._axes(first, second)), work, more)
+            mirrored = slice(self.slices[first].start)
+            out[self.slices[first], mirrored] = out[mirrored, self.slices[first]].T
 
     # What is read off
 

@@ -277,24 +277,25 @@ def merged(terms: Sequence[Term]) -> list[Term]:
     return result
 
 
-def summed(terms: Sequence[Term], shape: tuple[int, int, int, int], out: Tensor, work: Tensor | None = None) -> Tensor:
-    """The sum of the terms, a matrix [(a, d), (c, e)] in the memory of ``out``, a flat tensor.
+def summed(terms: Sequence[Term], out: Tensor, work: Tensor, more: Tensor | None = None) -> None:
+    """Write the sum of the terms to a block [a, d, c, e], perhaps a view of a larger matrix.
 
-    ``work`` is one more such tensor that may be written to: the memory of a new one costs more than to fill it.
+    ``work`` and, where there are several `Tokens`, ``more`` are flat tensors of as many numbers to calculate in: the
+    memory of new ones costs more than to fill it.
     """
-    block = out[: shape[0] * shape[1] * shape[2] * shape[3]].view(shape)
     tokens = [term for term in terms if isinstance(term, Tokens)]
     if _share_a_vector(tokens):
-        _sum_by_vector(tokens, block, work)
+        out.copy_(_sum_by_vector(tokens, work))
+    elif tokens:
+        total = tokens[0].dense(work)
+        for token in tokens[1:]:
+            total.add_(token.dense(more))
+        out.copy_(total)
     else:
-        total: Tensor | None = None
-        for token in tokens:
-            total = token.dense(work) if total is None else total.add_(token.dense(out))
-        block.zero_() if total is None else block.copy_(total)
+        out.zero_()
     for term in terms:
         if not isinstance(term, Tokens):
-            term.add_to(block)
-    return block.view(shape[0] * shape[1], -1)
+            term.add_to(out)
 
 
 def _share_a_vector(terms: Sequence[Tokens]) -> bool:
@@ -310,8 +311,8 @@ def _share_a_vector(terms: Sequence[Tokens]) -> bool:
     return count <= few * width and all(term.u is first.u and term.on_u == first.on_u for term in terms)
 
 
-def _sum_by_vector(terms: Sequence[Tokens], block: Tensor, work: Tensor | None) -> None:
-    """Σ_n u_n T_n with T_n = Σ w_n P_n over the terms, which all have u on the same axis of the rows."""
+def _sum_by_vector(terms: Sequence[Tokens], work: Tensor) -> Tensor:
+    """[a, d, c, e]: Σ_n u_n T_n with T_n = Σ w_n P_n over the terms, which all have u on the same axis of the rows."""
     u, on_u = terms[0].u, terms[0].on_u
     axes = "dce" if on_u == "a" else "ace"
     rest: Tensor | None = None
@@ -323,8 +324,6 @@ def _sum_by_vector(terms: Sequence[Tokens], block: Tensor, work: Tensor | None) 
         rest = w * matrix if rest is None else rest.addcmul_(w, matrix)
     assert rest is not None
     flat = rest.flatten(1)
-    if on_u == "a":
-        torch.mm(u.T, flat, out=block.view(u.shape[1], -1))
-        return
-    space = None if work is None else work[: block.numel()].view(u.shape[1], -1)
-    block.copy_(torch.mm(u.T, flat, out=space).view(u.shape[1], *rest.shape[1:]).transpose(0, 1))
+    shape = (u.shape[1], flat.shape[1])
+    product = torch.mm(u.T, flat, out=work[: shape[0] * shape[1]].view(shape)).view(-1, *rest.shape[1:])
+    return product if on_u == "a" else product.transpose(0, 1)
