@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import math
 import os
@@ -240,9 +241,37 @@ def test_files_of_others_are_not_touched(tmp_path: Path, head: bytes, said: str)
     kept.file("fig3a").write_bytes(head + b"\n1,2\n")
     with pytest.raises(CurvlensError, match=said):
         kept.records("fig3a")
-    aside = kept.set_aside("fig3a")
+    (aside,) = kept.set_aside(["fig1", "fig3a"])
     assert aside.read_bytes() == head + b"\n1,2\n"
     assert kept.records("fig3a") == {}
+
+
+def test_a_finished_run_is_handed_on_as_one_compressed_table(tmp_path: Path) -> None:
+    kept, other = Store(tmp_path / "kept"), Store(tmp_path / "other")
+    with kept.writing() as writer:
+        for sigma in (0.1, 0.2):
+            writer.add(record(sigma))
+    other.folder.mkdir()
+    packed = other.folder / "table.jsonl.gz"
+    packed.write_bytes(gzip.compress(table(kept.records("fig3a")).encode()))
+    assert other.records("fig3a") == kept.records("fig3a")
+    with other.writing() as writer:
+        writer.add(record(0.3))
+    assert len(other.records("fig3a")) == 3
+    old, new = (set(table(each.records("fig3a")).splitlines()) for each in (kept, other))
+    assert old < new
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "line"])
+def test_a_damaged_compressed_table_is_told_and_moved_away(tmp_path: Path, damage: str) -> None:
+    whole = gzip.compress(b'{"key":"0"}\n' if damage == "line" else table({"": record()}).encode())
+    content = {"cut": whole[:-9], "garbage": b"no gzip", "line": whole}[damage]
+    (tmp_path / "table.jsonl.gz").write_bytes(content)
+    with pytest.raises(CurvlensError, match=r"table\.jsonl\.gz.*--set-aside"):
+        Store(tmp_path).records("fig3a")
+    (aside,) = Store(tmp_path).set_aside(["fig3a"])
+    assert aside.read_bytes() == content
+    assert Store(tmp_path).records("fig3a") == {}
 
 
 def test_points_of_another_experiment_are_damage(tmp_path: Path) -> None:

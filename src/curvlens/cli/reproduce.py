@@ -39,7 +39,7 @@ def show_experiments(wanted: Wanted) -> None:
     store = Store(wanted.results)
     console = Console()
     if wanted.set_aside:
-        _set_aside(wanted, store, console)
+        _set_aside(store, console)
     if not wanted.names:
         _list(wanted, store, console)
         return
@@ -194,10 +194,7 @@ def _tell(shown: Sequence[Shown], console: Console) -> None:
             console.print(f"  {note}", style="yellow", highlight=False, soft_wrap=True)
 
 
-def _set_aside(wanted: Wanted, store: Store, console: Console) -> None:
+def _set_aside(store: Store, console: Console) -> None:
     """Move files away that cannot be read."""
-    for name in dict.fromkeys(each.stored_as for each in EXPERIMENTS):
-        try:
-            store.records(name)
-        except CurvlensError:
-            console.print(f"moved away: {store.set_aside(name)}", highlight=False, markup=False, soft_wrap=True)
+    for file in store.set_aside(dict.fromkeys(each.stored_as for each in EXPERIMENTS)):
+        console.print(f"moved away: {file}", highlight=False, markup=False, soft_wrap=True)

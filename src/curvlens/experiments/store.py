@@ -3,19 +3,25 @@
 A line holds one point: its configuration, what was measured, and a key made of experiment, revision and configuration.
 What is there is never computed again. A line that a killed process left half written is cut off before the next one is
 added; any other damage is told, and nothing is written over.
+
+A finished run is kept or handed on as one small file, the sorted table of all its points, compressed: a folder with a
+`PACKED` table has its points, too.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,7 @@ from curvlens.errors import CurvlensError
 
 FORMAT = 1
 HEAD = {"curvlens results": FORMAT}
+PACKED = "table.jsonl.gz"
 DIGITS = 10
 """Significant digits that are kept of a number."""
 Config = Mapping[str, Any]
@@ -93,6 +100,32 @@ class Store:
 
     def records(self, experiment: str) -> dict[str, Record]:
         """All points of an experiment, by key, of whatever revision."""
+        own = self._own(experiment)
+        return own | {key: record for key, record in self._packed.get(experiment, {}).items() if key not in own}
+
+    @cached_property
+    def _packed(self) -> dict[str, dict[str, Record]]:
+        return self._read_packed()
+
+    def _read_packed(self) -> dict[str, dict[str, Record]]:
+        """The points of the compressed table, by experiment and key."""
+        file = self.folder / PACKED
+        try:
+            lines = gzip.decompress(file.read_bytes()).split(b"\n")[:-1]
+        except FileNotFoundError:
+            return {}
+        except (OSError, EOFError, zlib.error) as error:
+            raise CurvlensError(
+                f"{str(file)!r} cannot be read: {error}. Nothing was written. Get it again, or move it away with "
+                "--set-aside and compute its points again."
+            ) from error
+        found: dict[str, dict[str, Record]] = {}
+        for number, line in enumerate(lines, start=1):
+            record = _parsed(file, number, line)
+            found.setdefault(record.experiment, {})[record.key] = record
+        return found
+
+    def _own(self, experiment: str) -> dict[str, Record]:
         file = self.file(experiment)
         try:
             content = file.read_bytes()
@@ -130,15 +163,25 @@ class Store:
                 ) from None
             yield Writer(self)
 
-    def set_aside(self, experiment: str) -> Path:
-        """Move the file of an experiment to a name that is free; what is in it stays as it is."""
-        file = self.file(experiment)
-        for number in range(1, 10_000):
-            other = file.with_name(f"{file.name}.aside-{number}")
-            if not os.path.lexists(other):
-                file.rename(other)
-                return other
-        raise CurvlensError(f"There are too many files {file.name}.aside-… in {str(self.folder)!r}: remove some.")
+    def set_aside(self, experiments: Iterable[str]) -> list[Path]:
+        """Move files away that cannot be read, to names that are free; what is in them stays as it is."""
+        moved = []
+        reads: dict[Path, Callable[[], object]] = {self.file(name): partial(self._own, name) for name in experiments}
+        for file, read in (reads | {self.folder / PACKED: self._read_packed}).items():
+            try:
+                read()
+            except CurvlensError:
+                moved.append(_aside(file))
+        return moved
+
+
+def _aside(file: Path) -> Path:
+    for number in range(1, 10_000):
+        other = file.with_name(f"{file.name}.aside-{number}")
+        if not os.path.lexists(other):
+            file.rename(other)
+            return other
+    raise CurvlensError(f"There are too many files {file.name}.aside-… in {str(file.parent)!r}: remove some.")
 
 
 class Writer:
@@ -209,11 +252,12 @@ def _require_head(file: Path, line: bytes) -> None:
 def _parsed(file: Path, number: int, line: bytes) -> Record:
     try:
         content = json.loads(line)
+        content.setdefault("seconds", 0.0)
         record = Record(*(content[name] for name in ("experiment", "revision", "config", "result", "seconds")))
         if not isinstance(record.config, dict) or not isinstance(record.result, dict):
             raise TypeError("its configuration or result is no mapping")
         same = record.key == content["key"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(file, number, str(error)) from error
     if not same:
         raise _damaged(file, number, "its key does not belong to its configuration")
