@@ -75,12 +75,23 @@ def _panel(axes: Any, panel: Panel) -> None:
         axes.axhline(place, color=GREY, linewidth=0.7, linestyle=":")
     axes.set_xscale(panel.x_scale)
     axes.set_yscale(panel.y_scale)
+    _plain_numbers(axes, panel)
     if panel.ticks is not None:
         axes.set_xticks(*panel.ticks)
         axes.set_xticks([], minor=True)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.legend and any(curve.label for curve in panel.curves):
-        axes.legend(frameon=False, handlelength=1.8)
+        axes.legend(frameon=True, facecolor="white", edgecolor="none", framealpha=0.75, handlelength=1.8)
+
+
+def _plain_numbers(axes: Any, panel: Panel) -> None:
+    """3, not 3 × 10⁰, on logarithmic axes of few decades."""
+    for scale, axis in ((panel.x_scale, axes.xaxis), (panel.y_scale, axes.yaxis)):
+        low, high = axis.get_view_interval()
+        if scale == "log" and 1e-3 < low and high < 1e4 and high < 300 * low:
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            if high < 30 * low:
+                axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else "")
 
 
 def _bars(axes: Any, curve: Curve, beside: float, width: float) -> None:
@@ -127,9 +138,9 @@ def _slope(axes: Any, slope: Slope) -> None:
     x0, y0 = slope.at
     ys = [y0 * (x / x0) ** slope.power for x in slope.x]
     axes.plot(slope.x, ys, color=GREY, linestyle="--", linewidth=0.9, zorder=1)
-    if slope.label:
+    if slope.label:  # below the line's lower end: lines of several powers meet at the other
         axes.annotate(
-            slope.label, (slope.x[1], ys[1]), color=GREY, fontsize=7.5, xytext=(2, 0), textcoords="offset points"
+            slope.label, (slope.x[0], ys[0]), color=GREY, fontsize=7.5, xytext=(4, -6), textcoords="offset points"
         )
 
 
