@@ -374,7 +374,9 @@ def killed_when(command: Sequence[str], file: Path, lines: int) -> None:
     process.wait()
 
 
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+# A process of its own measures with the package that is tested, wherever that was found.
+PATHS = os.pathsep.join([str(Path(__file__).parent.parent), str(Path(cl.__file__).parent.parent)])
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
