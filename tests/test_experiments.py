@@ -33,10 +33,6 @@ from curvlens.experiments import (
     Record,
     Report,
     Store,
-    deep,
-    entries,
-    growth,
-    linear,
     measured,
     missing,
     named,
@@ -45,8 +41,10 @@ from curvlens.experiments import (
     store,
     table,
 )
+from curvlens.experiments.first_paper import deep_blocks, entries, growth, linear_networks
 from curvlens.experiments.reference import Comparison, Reference, references
-from curvlens.experiments.sweeps import UNDERFLOW, Sweep, marked, sized, sweep
+from curvlens.experiments.sizes import UNDERFLOW, marked, sized
+from curvlens.experiments.sweeps import Sweep, sweep
 from curvlens.figures.charts import Chart, Curve, Heat, Panel, Slope
 from curvlens.figures.drawing import draw
 from curvlens.models import GPT, GPTConfig
@@ -74,12 +72,12 @@ def set_weights(model: GPT, w: setting.Weights) -> None:
     pairs: dict[Any, torch.Tensor] = {
         model.embed: w.embed.T,
         model.pos: w.pos.T,
-        block.attn.q: w.q,
-        block.attn.k: w.k,
-        block.attn.v: w.v,
-        block.attn.o: w.o,
-        block.mlp.up: w.up,
-        block.mlp.down: w.down,
+        block.attn.q: w.layer.q,
+        block.attn.k: w.layer.k,
+        block.attn.v: w.layer.v,
+        block.attn.o: w.layer.o,
+        block.mlp.up: w.layer.up,
+        block.mlp.down: w.layer.down,
         model.unembed: w.unembed,
     }
     with torch.no_grad():
@@ -121,9 +119,9 @@ def test_every_layer_of_a_deep_network_is_exact(layers: int) -> None:
     blocks = []
     for b in every:
         q, k, v, o = (weight(module) for module in (b.attn.q, b.attn.k, b.attn.v, b.attn.o))
-        blocks.append(deep.Layer(q, k, v, o, weight(b.mlp.up), weight(b.mlp.down)))
+        blocks.append(setting.Layer(q, k, v, o, weight(b.mlp.up), weight(b.mlp.down)))
     x = model.embed.weight.detach()[ids] + model.pos.weight.detach()
-    found = deep.layer_norms(x, labels, blocks, weight(model.unembed))
+    found = deep_blocks.layer_norms(x, labels, blocks, weight(model.unembed))
     truth = cl.assembly.read(model).hessian(ids, labels=labels)
     for number in range(layers):
         for letter in "QKVO":
@@ -134,7 +132,7 @@ def test_every_layer_of_a_deep_network_is_exact(layers: int) -> None:
 
 def test_the_linear_cnn_is_differentiated_as_torch_does() -> None:
     config = {"network": "cnn", "residual": "constant", "sigma": 0.1, "seed": 1}
-    found = linear.measure_table1(config)
+    found = linear_networks.measure(config)
     draws = torch.Generator().manual_seed(1)
     x = 0.1 * torch.randn(4, 9, 6, generator=draws, dtype=torch.float64)
     y = torch.randn(4, 9, 6, generator=draws, dtype=torch.float64)
@@ -374,7 +372,9 @@ def killed_when(command: Sequence[str], file: Path, lines: int) -> None:
     process.wait()
 
 
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+# A process of its own measures with the package that is tested, wherever that was found.
+PATHS = os.pathsep.join([str(Path(__file__).parent.parent), str(Path(cl.__file__).parent.parent)])
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ A new one is added here; the experiment that measures it names it in a `Finding`
 
 from __future__ import annotations
 
+from curvlens.experiments.sources import ARTICLE, PAPER, SECOND
 from curvlens.experiments.verdicts import Claim
 
-PAPER = "What does it mean to be a Transformer?"
 SLIDES = "slides on the same"
-SECOND = "Closing the curvature gap"
-ARTICLE = "article on the full block"
+"""In a table that begins with the paper they are on."""
 
 CLAIMS = (
     Claim(

@@ -30,27 +30,39 @@ Norm = Literal["none", "pre"]
 
 
 @dataclass(frozen=True)
-class Weights:
-    """One block and the tables around it; weights have inputs first."""
+class Layer:
+    """Weights of one layer, inputs first."""
 
-    embed: Tensor
-    pos: Tensor
     q: Tensor
     k: Tensor
     v: Tensor
     o: Tensor
     up: Tensor
     down: Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One layer and the tables around it."""
+
+    embed: Tensor
+    pos: Tensor
+    layer: Layer
     unembed: Tensor
+
+
+def drawn(draw: Draws, width: int) -> Layer:
+    """A layer's weights, N(0, 0.64/d)."""
+    scale = 0.8 / math.sqrt(width)
+    q, k, v, o = (draw(width, width, scale=scale) for _ in range(4))
+    return Layer(q, k, v, o, draw(width, 4 * width, scale=scale), draw(4 * width, width, scale=scale))
 
 
 def weights(width: int, *, sigma: float, seed: int, task: Addition) -> Weights:
     """Drawn from a seed; embeddings are σ times draws that do not depend on σ."""
-    draw, scale = Draws(seed), 0.8 / math.sqrt(width)
+    draw = Draws(seed)
     embed, pos = draw(task.vocab, width, scale=sigma), draw(task.context, width, scale=sigma)
-    q, k, v, o = (draw(width, width, scale=scale) for _ in range(4))
-    up, down = draw(width, 4 * width, scale=scale), draw(4 * width, width, scale=scale)
-    return Weights(embed, pos, q, k, v, o, up, down, draw(width, task.vocab, scale=scale))
+    return Weights(embed, pos, drawn(draw, width), draw(width, task.vocab, scale=0.8 / math.sqrt(width)))
 
 
 def block_hessian(
@@ -67,22 +79,36 @@ def block_hessian(
     task = Addition()
     ids, labels = task.batch(sequences, seed=seed)
     w = weights(width, sigma=sigma, seed=seed, task=task)
+    q, k, value = w.layer.q, w.layer.k, (w.layer.v, w.layer.o)
     first = int((labels[0] >= 0).nonzero()[0])  # no loss before the answer: those tokens are keys and values only
     x = w.embed[ids] + w.pos
     tokens = norms.forward(x, eps=EPS) if norm == "pre" else x
     seen = torch.ones(task.context, task.context, dtype=torch.bool).tril()[first:]
     options = {"context": tokens, "mask": seen, "kind": kind, "temperature": temperature}
-    out = attention.forward(tokens[:, first:], w.q, w.k, (w.v, w.o), **options)  # type: ignore[arg-type]
+    out = attention.forward(tokens[:, first:], q, k, value, **options)  # type: ignore[arg-type]
     grad, root, rest = _behind(x[:, first:] + out, labels[:, first:], w, norm)
     return attention.hessian(
         tokens[:, first:],
-        w.q,
-        w.k,
-        (w.v, w.o),
+        q,
+        k,
+        value,
         grad=grad,
         curvature=Root(root) if rest is None else (Root(root), rest),
         **options,  # type: ignore[arg-type]
     )
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, jacobian: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the labels that count: its derivative by the logits, e = s (p − y), and a root R of its Gauss–Newton matrix.
+
+    s is a token's share in the loss of its sequence; R Rᵀ = J s (diag p − p pᵀ) Jᵀ with the logits' derivative J by
+    what they are functions of, inputs first.
+    """
+    p = logits.softmax(-1)
+    share = (labels >= 0).to(logits)[..., None]
+    share = share / share.sum(1, keepdim=True)
+    error = share * (p - torch.nn.functional.one_hot(labels.clamp(min=0), logits.shape[-1]))
+    return error, (jacobian - jacobian @ p[..., None]) * (share * p).sqrt()[..., None, :]
 
 
 def _behind(y: Tensor, labels: Tensor, w: Weights, norm: Norm) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -92,10 +118,10 @@ def _behind(y: Tensor, labels: Tensor, w: Weights, norm: Norm) -> tuple[Tensor, 
     zero: without norms all is linear as long as no ReLU turns).
     """
     normed = norms.forward(y, eps=EPS) if norm == "pre" else y
-    hidden = normed @ w.up
+    hidden = normed @ w.layer.up
     on = (hidden > 0)[..., None]
-    state = y + hidden.relu() @ w.down
-    mlp = w.up @ (on * w.down)  # (B, T, d, d): the MLP's derivative, inputs first
+    state = y + hidden.relu() @ w.layer.down
+    mlp = w.layer.up @ (on * w.layer.down)  # (B, T, d, d): the MLP's derivative, inputs first
     if norm == "none":
         logits = state @ w.unembed
         jacobian = w.unembed + mlp @ w.unembed
@@ -104,12 +130,8 @@ def _behind(y: Tensor, labels: Tensor, w: Weights, norm: Norm) -> tuple[Tensor, 
         logits = norms.forward(state, eps=EPS) @ w.unembed
         inner = torch.eye(y.shape[-1], dtype=y.dtype) + before @ mlp  # ∂state/∂y, inputs first
         jacobian = inner @ last @ w.unembed
-    p = logits.softmax(-1)
-    share = (labels >= 0).to(y.dtype)[..., None]
-    share = share / share.sum(1, keepdim=True)
-    error = share * (p - torch.nn.functional.one_hot(labels.clamp(min=0), w.unembed.shape[1]))
+    error, root = cross_entropy(logits, labels, jacobian)
     grad = (jacobian @ error[..., None]).squeeze(-1)
-    root = (jacobian - jacobian @ p[..., None]) * (share * p).sqrt()[..., None, :]
     if norm == "none":
         return grad, root, None
     pulled = error @ w.unembed.mT  # at the output of the last norm

@@ -2,63 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from curvlens.calculus import exponents
 from curvlens.calculus.exponents import PowerLaw
 from curvlens.experiments.experiment import Law, Number
+from curvlens.experiments.sizes import number
 from curvlens.experiments.store import Record
 from curvlens.figures.charts import Curve
 
-UNDERFLOW = "underflow"
-"""In the place of a norm that is not zero but has no float64."""
 FEW = 5
 """Repeats below which a band shows their range, since an interval of their mean would say little."""
-TINY, LARGE = 1e-290, 1e290
-"""Outside, squares of entries or their sums have left float64 on the way."""
 
 
-def sized(value: float) -> float | str:
-    """A norm that cannot be zero; what float64 cannot hold is named."""
-    if math.isfinite(value) and abs(value) < TINY:
-        return UNDERFLOW
-    return value if abs(value) < LARGE else math.inf
-
-
-def number(stored: Any) -> float:
-    """A stored number; NaN where there is only a mark."""
-    return math.nan if isinstance(stored, str) else float(stored)
-
-
-def marked(records: Iterable[Record]) -> tuple[str, ...]:
-    """A note if some numbers left float64."""
-    marks: dict[str, set[float]] = {}
-    for record in records:
-        for text in _texts(record.result):
-            marks.setdefault(text, set()).add(record.config.get("sigma", math.nan))
-    words = {UNDERFLOW: "too small", "inf": "too large", "nan": "undefined"}
-    return tuple(
-        f"Some norms are {words.get(mark, mark)} for float64 at σ from {min(sigmas):.3g} to {max(sigmas):.3g}; they "
-        "are marked in the table and left out of curves and fits."
-        for mark, sigmas in marks.items()
-    )
-
-
-def _texts(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each)
+def grid(low: float, high: float, count: int) -> list[float]:
+    """Places at equal distances of their logarithms, with few digits."""
+    return [float(f"{x:.6g}") for x in np.geomspace(low, high, count)]
 
 
 @dataclass(frozen=True)
@@ -79,6 +44,10 @@ class Sweep:
             low, high = middle - half, middle + half
         found = [line.tolist() if shares else line.exp().tolist() for line in (middle, low, high)]
         return Curve(label, self.x, found[0], found[1], found[2], **style)
+
+    def middle(self) -> Tensor:
+        """The geometric mean over the repeats, at each place."""
+        return self.values.log().mean(0).exp()
 
     def within(self, low: float, high: float) -> Sweep:
         """A part of the grid."""
@@ -112,6 +81,11 @@ class Sweep:
         return Curve(label, ((x[1:] + x[:-1]) / 2).exp().tolist(), slopes.tolist(), **style)
 
 
+def where(records: Sequence[Record], **entries: Any) -> list[Record]:
+    """The records that have these entries in their configurations."""
+    return [record for record in records if entries.items() <= record.config.items()]
+
+
 def sweep(records: Sequence[Record], over: str, *path: str | int) -> Sweep:
     """A number of records, found by keys and places in their results, over one entry of their configurations.
 
@@ -133,10 +107,3 @@ def mean(name: str, values: Sequence[float]) -> Number:
     held = torch.tensor(values, dtype=torch.float64)
     half = exponents.student(0.95, len(held) - 1) * float(held.std()) / len(held) ** 0.5 if len(held) > 1 else 0.0
     return Number(name, float(held.mean()), half)
-
-
-def negative_share(matrix: Tensor) -> float:
-    """The share of the squared norm of a symmetric matrix that negative eigenvalues have, beyond rounding."""
-    values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
-    negative = values[values < -1e-12 * values.abs().max()]
-    return float(negative.square().sum() / values.square().sum())

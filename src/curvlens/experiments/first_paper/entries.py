@@ -10,8 +10,10 @@ from torch import Tensor
 
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.setting import Kind, block_hessian
+from curvlens.experiments.sizes import negative_share, number
+from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.sweeps import mean, negative_share, number
+from curvlens.experiments.sweeps import mean, where
 from curvlens.experiments.verdicts import Finding
 from curvlens.figures.charts import Chart, Curve, Heat, Panel
 
@@ -58,10 +60,6 @@ def _cells(block: Tensor) -> list[list[float]]:
     """log₁₀ of root mean squares over equal cells."""
     parts = [[cell.square().mean() for cell in row.tensor_split(CELLS, 1)] for row in block.tensor_split(CELLS, 0)]
     return [[round(float((value + 1e-40).log10() / 2), 3) for value in row] for row in parts]
-
-
-def _of(records: Sequence[Record], kind: str) -> list[Record]:
-    return [record for record in records if record.config["kind"] == kind]
 
 
 def _medians(records: Sequence[Record], name: str) -> dict[str, Number]:
@@ -116,7 +114,7 @@ def report_1(records: Sequence[Record]) -> Report:
 
 def report_4(records: Sequence[Record]) -> Report:
     """With softmax and without."""
-    soft, linear = _of(records, "softmax"), _of(records, "linear")
+    soft, linear = where(records, kind="softmax"), where(records, kind="linear")
     medians, without = _medians(soft, "fig1"), _medians(linear, "fig4")
     chart = Chart(
         "fig4",
@@ -159,7 +157,7 @@ def report_4(records: Sequence[Record]) -> Report:
 FIG1 = Experiment(
     "fig1",
     "Entries of the Hessian of one block at initialisation",
-    "What does it mean to be a Transformer?, Figure 1",
+    f"{PAPER}, Figure 1",
     points_1,
     measure,
     report_1,
@@ -167,7 +165,7 @@ FIG1 = Experiment(
 FIG4 = Experiment(
     "fig4",
     "The same with and without softmax",
-    "What does it mean to be a Transformer?, Figure 4",
+    f"{PAPER}, Figure 4",
     points_4,
     measure,
     report_4,

@@ -1,0 +1,35 @@
+"""The figures, the table and the other claims of *What does it mean to be a Transformer?*"""
+
+from curvlens.experiments.experiment import Experiment
+from curvlens.experiments.first_paper.deep import FIG6
+from curvlens.experiments.first_paper.entries import FIG1, FIG4
+from curvlens.experiments.first_paper.equation5 import FIG3A
+from curvlens.experiments.first_paper.heads import HEADS
+from curvlens.experiments.first_paper.key_size import KEY_SIZE
+from curvlens.experiments.first_paper.linear_attention import FIG7
+from curvlens.experiments.first_paper.linear_axes import FIG5
+from curvlens.experiments.first_paper.linear_mlp import FIG8
+from curvlens.experiments.first_paper.linear_networks import TABLE1
+from curvlens.experiments.first_paper.moments import MOMENTS
+from curvlens.experiments.first_paper.pre_ln import FIG3B
+from curvlens.experiments.first_paper.single_matrix import SINGLE_MATRIX
+from curvlens.experiments.first_paper.temperature import TEMPERATURE
+from curvlens.experiments.first_paper.weights import WEIGHTS
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    FIG1,
+    FIG3A,
+    FIG3B,
+    FIG4,
+    FIG5,
+    FIG6,
+    FIG7,
+    FIG8,
+    TABLE1,
+    WEIGHTS,
+    MOMENTS,
+    TEMPERATURE,
+    SINGLE_MATRIX,
+    KEY_SIZE,
+    HEADS,
+)

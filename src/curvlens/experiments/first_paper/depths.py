@@ -1,0 +1,14 @@
+"""Networks of several depths: the norms of every layer's blocks over the size of the embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from curvlens.experiments.parts import PARTS
+from curvlens.experiments.store import Record
+from curvlens.experiments.sweeps import Sweep, sweep, where
+
+
+def of_layer(records: Sequence[Record], depth: int, letter: str, layer: int, part: str) -> Sweep:
+    """‖H‖ of a weight of a layer, counted from 1, in the networks of a depth."""
+    return sweep(where(records, depth=depth), "sigma", "norms", letter, layer - 1, PARTS.index(part))

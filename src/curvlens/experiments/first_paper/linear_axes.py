@@ -1,0 +1,52 @@
+"""Figure 5: the growth of Figure 3a on linear axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.first_paper import growth
+from curvlens.experiments.sources import PAPER
+from curvlens.experiments.store import Config, Record
+from curvlens.figures.charts import Chart, Panel
+
+
+def points(effort: Effort) -> list[Config]:
+    """Those of Figure 3a, and evenly spaced ones from 0.1 to 1."""
+    even = [round(x, 6) for x in np.linspace(0.1, 1, 10 if effort.quick else 20)]
+    known = growth.points("none", effort, growth.sigmas(effort))
+    have = {config["sigma"] for config in known}
+    return [*known, *growth.points("none", effort, [sigma for sigma in even if sigma not in have])]
+
+
+def report(records: Sequence[Record]) -> Report:
+    """The data of Figure 3a on linear axes."""
+    panels = []
+    for low, high in ((0.0, 1.0), (0.0, 10.0)):
+        near = [record for record in records if record.config["sigma"] <= high]
+        for block, name in (("Q", "query"), ("V", "value")):
+            panel = growth.panel(near, block, rf"{name}, $\sigma\in({low:g}, {high:g})$")
+            panels.append(Panel(panel.curves, (), panel.title, panel.x_label, panel.y_label))
+    return Report(
+        (
+            Chart(
+                "fig5",
+                "Growth of the query and value blocks, linear axes",
+                "The data of Figure 3a with evenly spaced σ from 0.1 to 1 added, on linear axes.",
+                panels,
+            ),
+        )
+    )
+
+
+FIG5 = Experiment(
+    "fig5",
+    "Growth on linear axes",
+    f"{PAPER}, Figure 5",
+    points,
+    growth.measure,
+    report,
+    data="fig3a",
+)

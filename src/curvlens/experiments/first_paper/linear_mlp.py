@@ -1,0 +1,83 @@
+"""Figure 8: linear MLPs, whose blocks grow with σ² at any depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from curvlens.calculus import linear_mlp
+from curvlens.data import Addition
+from curvlens.experiments.draws import Draws
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.sizes import marked, sized
+from curvlens.experiments.sources import PAPER
+from curvlens.experiments.store import Config, Record
+from curvlens.experiments.sweeps import grid, sweep, where
+from curvlens.experiments.verdicts import Finding
+from curvlens.figures.charts import Chart, Panel, Slope
+
+
+def points(effort: Effort) -> list[Config]:
+    """Linear MLPs of one to five layers."""
+    count, width = (6, 32) if effort.quick else (13, 128)
+    return [
+        {"depth": depth, "width": width, "sigma": sigma, "seed": seed}
+        for depth in (1, 2, 3, 4, 5)
+        for seed in effort.repeats(3, 10)
+        for sigma in grid(0.01, 10, count)
+    ]
+
+
+def measure(config: Config) -> Mapping[str, Any]:
+    """The norms of the diagonal blocks, and the largest of the functional part, which are zero."""
+    depth, width = config["depth"], config["width"]
+    draw = Draws(config["seed"])
+    task = Addition()
+    ids, labels = task.batch(64, seed=config["seed"])
+    x = config["sigma"] * draw(task.vocab, width)[ids]
+    sizes = [width] * depth + [task.vocab]
+    weights = [draw(b, a, scale=0.8 / math.sqrt(a)) for a, b in pairwise(sizes)]
+    counted = labels >= 0
+    target = nn.functional.one_hot(labels[counted], task.vocab).to(x)
+    H = linear_mlp.hessian(x[counted], weights, target)
+    names = [f"W{i + 1}" for i in range(depth)]
+    return {
+        "norms": [sized(H.total.norm(name)) for name in names],
+        "functional": max(H.functional.norm(name) for name in names),
+    }
+
+
+def report(records: Sequence[Record]) -> Report:
+    """2 at any depth."""
+    panels, slopes = [], []
+    for depth in (1, 2, 3, 4, 5):
+        of = where(records, depth=depth)
+        lines = [sweep(of, "sigma", "norms", i) for i in range(depth)]
+        slopes += [line.law((0.01, 10)).slope for line in lines]
+        first = lines[0].curve("")
+        guide = Slope(2, (first.x[0], first.x[-1]), (first.x[0], first.y[0] / 4), r"$\sigma^2$")
+        curves = [line.curve(f"layer {i + 1}", colour=i) for i, line in enumerate(lines)]
+        panels.append(Panel(curves, [guide], f"depth {depth}", r"$\sigma$", r"$\|H\|_F$", "log", "log"))
+    worst = max(slopes, key=lambda slope: abs(slope - 2))
+    hollow = max(record.result["functional"] for record in records)
+    chart = Chart(
+        "fig8",
+        "Linear MLP: σ² at any depth",
+        "Norms of the diagonal blocks of linear MLPs, square loss. Dashed grey: σ², drawn a little below.",
+        panels,
+        columns=3,
+    )
+    finding = Finding(
+        "depth-mlp",
+        "holds" if abs(worst - 2) < 1e-6 else "does not hold",
+        f"Of all depths and layers the slope farthest from 2 is {worst:.6f}; the functional part of the diagonal "
+        f"blocks is {hollow:g}.",
+    )
+    return Report((chart,), (finding,), (Number("fig8 slope", worst, 0.0),), (), marked(records))
+
+
+FIG8 = Experiment("fig8", "Linear MLPs in depth", f"{PAPER}, Figure 8", points, measure, report)

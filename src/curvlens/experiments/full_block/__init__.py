@@ -1,0 +1,10 @@
+"""The claims of *Closing the curvature gap* and of the article on the full block."""
+
+from curvlens.experiments.experiment import Experiment
+from curvlens.experiments.full_block.bounds import BOUNDS
+from curvlens.experiments.full_block.depth import DEPTH
+from curvlens.experiments.full_block.feedforward import FEEDFORWARD
+from curvlens.experiments.full_block.layernorm import LAYERNORM
+from curvlens.experiments.full_block.training import TRAINING
+
+EXPERIMENTS: tuple[Experiment, ...] = (DEPTH, BOUNDS, LAYERNORM, FEEDFORWARD, TRAINING)

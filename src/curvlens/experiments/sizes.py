@@ -1,0 +1,67 @@
+"""Sizes of matrices as they are measured and stored: by name where float64 does not hold them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens.experiments.store import Record
+
+UNDERFLOW = "underflow"
+"""In the place of a norm that is not zero but has no float64."""
+TINY, LARGE = 1e-290, 1e290
+"""Outside, squares of entries or their sums have left float64 on the way."""
+
+
+def frobenius(matrix: Tensor) -> float:
+    """‖M‖_F; entries are scaled first, so that no square leaves float64."""
+    largest = float(matrix.abs().max())
+    return largest * float((matrix / largest).norm()) if largest else 0.0
+
+
+def negative_share(matrix: Tensor) -> float:
+    """The share of the squared norm of a symmetric matrix that negative eigenvalues have, beyond rounding."""
+    values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2)
+    negative = values[values < -1e-12 * values.abs().max()]
+    return float(negative.square().sum() / values.square().sum())
+
+
+def sized(value: float) -> float | str:
+    """A norm that cannot be zero; what float64 cannot hold is named."""
+    if math.isfinite(value) and abs(value) < TINY:
+        return UNDERFLOW
+    return value if abs(value) < LARGE else math.inf
+
+
+def number(stored: Any) -> float:
+    """A stored number; NaN where there is only a mark."""
+    return math.nan if isinstance(stored, str) else float(stored)
+
+
+def marked(records: Iterable[Record]) -> tuple[str, ...]:
+    """A note if some numbers left float64."""
+    marks: dict[str, set[float]] = {}
+    for record in records:
+        for text in _texts(record.result):
+            marks.setdefault(text, set()).add(record.config.get("sigma", math.nan))
+    words = {UNDERFLOW: "too small", "inf": "too large", "nan": "undefined"}
+    return tuple(
+        f"Some norms are {words.get(mark, mark)} for float64 at σ from {min(sigmas):.3g} to {max(sigmas):.3g}; they "
+        "are marked in the table and left out of curves and fits."
+        for mark, sigmas in marks.items()
+    )
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
