@@ -122,7 +122,9 @@ def reproduce(
         typer.Argument(help="Experiments to measure and draw; 'all'; or 'verdicts' for the page. None lists them."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small settings: minutes in the place of hours.")] = False,
-    seeds: Annotated[int | None, typer.Option(help="Repeats, in the place of each experiment's own.", min=2)] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Repeats, in the place of each experiment's own.", min=2, max=10_000)
+    ] = None,
     results: Annotated[Path, typer.Option(help="Where results are kept; what is there is not computed again.")] = Path(
         "curvlens-results"
     ),

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from curvlens.cli.pages import Pages
 from curvlens.errors import CurvlensError, nearest
-from curvlens.experiments import EXPERIMENTS, Effort, Experiment, Store, measured, missing, named, run, table
-from curvlens.experiments.page import Shown, html, markdown
+from curvlens.experiments import EXPERIMENTS, Effort, Experiment, Report, Store, measured, missing, named, run
+from curvlens.experiments.page import Shown
 from curvlens.experiments.reference import compared
-from curvlens.figures.drawing import draw
 
 QUIET = 30.0
 """Seconds between lines where there is no terminal for a bar."""
@@ -44,15 +43,22 @@ def show_experiments(wanted: Wanted) -> None:
         _list(wanted, store, console)
         return
     chosen = _chosen(wanted.names)
-    _measure(chosen, wanted, store)
-    shown = [_shown(each, wanted.effort, store) for each in EXPERIMENTS]
-    if not any(shown):
+    pages = Pages(store, wanted.effort)
+    pages.check()
+    try:
+        _measure(chosen, wanted, store)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped. What is measured is kept; the same command goes on from there.")
+        raise
+    shown = [each for each in (_shown(each, wanted.effort, store) for each in EXPERIMENTS) if each is not None]
+    if not shown:
         raise CurvlensError(
             f"Nothing is measured with these settings in {str(wanted.results)!r}. Give those of a run that was, "
             "--quick or --seeds, or measure: curvlens reproduce all --quick."
         )
-    written = _write([each for each in shown if each is not None], wanted, store)
-    _tell([each for each in shown if each is not None and each.experiment in chosen], console)
+    records = {key: record for each in EXPERIMENTS for key, record in store.records(each.stored_as).items()}
+    written = pages.write(shown, records)
+    _tell([each for each in shown if each.experiment in chosen], console)
     for file in written:
         console.print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)
 
@@ -72,7 +78,7 @@ def _chosen(names: Sequence[str]) -> list[Experiment]:
     known = [each.name for each in EXPERIMENTS]
     for name in names:
         if name not in known:
-            raise CurvlensError(f"There is no experiment {name!r}. {nearest(name, [*known, 'all', 'verdicts'])}")
+            raise CurvlensError(f"There is no experiment {name[:60]!r}. {nearest(name, [*known, 'all', 'verdicts'])}")
     return [named(name) for name in dict.fromkeys(names)]
 
 
@@ -123,53 +129,11 @@ def _shown(experiment: Experiment, effort: Effort, store: Store) -> Shown | None
     records = measured(experiment, effort, store)
     if not records or len(records) < len(experiment.points(effort)):
         return None
-    return Shown(experiment, experiment.report(records), len(records))
-
-
-def _write(shown: Sequence[Shown], wanted: Wanted, store: Store) -> list[Path]:
-    figures = wanted.results / "figures"
     try:
-        figures.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CurvlensError(f"{str(figures)!r} cannot hold figures: {error.strerror}.") from error
-    pictures = {}
-    for each in shown:
-        for chart in each.report.charts:
-            svg, _ = draw(chart, figures)
-            text = svg.read_text(encoding="utf-8")
-            pictures[chart.name] = text[text.index("<svg") :]
-    everything = {key: record for each in EXPERIMENTS for key, record in store.records(each.stored_as).items()}
-    summary = {
-        each.experiment.name: {
-            "title": each.experiment.title,
-            "source": each.experiment.source,
-            "points": each.points,
-            "numbers": [asdict(number) for number in each.report.numbers],
-            "findings": [asdict(finding) for finding in each.report.findings],
-            "charts": [asdict(chart) for chart in each.report.charts],
-            "laws": [asdict(law) for law in each.report.laws],
-            "notes": list(each.report.notes),
-        }
-        for each in shown
-    }
-    pages = {
-        "table.jsonl": table(everything),
-        "summary.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
-        "verdicts.md": markdown(shown, wanted.effort),
-        "index.html": html(shown, wanted.effort, pictures),
-    }
-    return [_replace(wanted.results / name, text) for name, text in pages.items()]
-
-
-def _replace(file: Path, text: str) -> Path:
-    """Write a file as a whole, or leave the old one."""
-    try:
-        new = file.with_name(f".{file.name}.new")
-        new.write_text(text, encoding="utf-8")
-        new.replace(file)
-    except OSError as error:
-        raise CurvlensError(f"{str(file)!r} cannot be written: {error.strerror}.") from error
-    return file
+        report = experiment.report(records)
+    except CurvlensError as error:  # of one experiment; the others are shown
+        report = Report(notes=(f"These points could not be judged: {error}",))
+    return Shown(experiment, report, len(records))
 
 
 def _tell(shown: Sequence[Shown], console: Console) -> None:

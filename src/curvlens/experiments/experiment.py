@@ -20,6 +20,15 @@ class Effort:
     seeds: int | None = None
     """Repeats, in the place of the experiment's own number."""
 
+    @property
+    def name(self) -> str:
+        """What the pages of this effort are kept under.
+
+        >>> Effort().name, Effort(quick=True, seeds=3).name
+        ('full', 'quick-3-seeds')
+        """
+        return ("quick" if self.quick else "full") + ("" if self.seeds is None else f"-{self.seeds}-seeds")
+
     def repeats(self, quick: int, full: int) -> range:
         """The seeds."""
         return range(self.seeds if self.seeds is not None else quick if self.quick else full)

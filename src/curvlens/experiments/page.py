@@ -12,7 +12,6 @@ from curvlens.experiments.reference import Comparison, compared, references
 from curvlens.experiments.verdicts import Finding
 
 MARK = "<!-- written by curvlens reproduce -->"
-"""In every page of ours."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ def run(
     """Measure and store all missing points; how many those were."""
     try:
         from joblib import Parallel, delayed, parallel_config
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
     except ImportError as error:
         raise CurvlensError("Experiments need joblib: pip install 'curvlens[papers]'.") from error
     with store.writing() as writer:
@@ -63,13 +64,19 @@ def run(
         with parallel_config(backend="loky", inner_max_num_threads=1):
             work = Parallel(n_jobs=min(jobs, max(1, len(todo))), return_as="generator_unordered")
             outcomes = work(delayed(_point)(e.measure, e.stored_as, e.revision, dict(c)) for e, c in todo)
-            for done, outcome in enumerate(outcomes, start=1):
-                if outcome.record is None:
-                    failures.append(outcome.failure)
-                    continue
-                writer.add(outcome.record)
-                if progress is not None:
-                    progress(done, len(todo), outcome.record.experiment)
+            try:
+                for done, outcome in enumerate(outcomes, start=1):
+                    if outcome.record is None:
+                        failures.append(outcome.failure)
+                        continue
+                    writer.add(outcome.record)
+                    if progress is not None:
+                        progress(done, len(todo), outcome.record.experiment)
+            except TerminatedWorkerError as error:
+                raise CurvlensError(
+                    "A process that measured was ended from outside, perhaps since memory ran out. What is measured "
+                    f"is kept: run the same command again{', with --jobs 1' if jobs > 1 else ''}."
+                ) from error
     if failures:
         raise CurvlensError(
             f"{len(failures)} of {len(todo)} points failed, the others are stored: {listing(failures, 3)}"

@@ -13,8 +13,8 @@ from curvlens.experiments.store import Record
 
 UNDERFLOW = "underflow"
 """In the place of a norm that is not zero but has no float64."""
-TINY, LARGE = 1e-290, 1e290
-"""Outside, squares of entries or their sums have left float64 on the way."""
+TINY, LARGE = 1e-150, 1e150
+"""Outside, squares of entries or their sums may have left float64 on the way."""
 
 
 def frobenius(matrix: Tensor) -> float:

@@ -1,8 +1,7 @@
 """Results on disk: one file of lines an experiment, only ever added to.
 
-A line holds one point: its configuration, what was measured, and a key made of experiment, revision and configuration.
-What is there is never computed again. A line that a killed process left half written is cut off before the next one is
-added; any other damage is told, and nothing is written over.
+A line holds one point (`records`). What is there is never computed again. A line that a killed process left half
+written is cut off before the next one is added; any other damage is told, and nothing is written over.
 
 A finished run is kept or handed on as one small file, the sorted table of all its points, compressed: a folder with a
 `PACKED` table has its points, too.
@@ -13,79 +12,24 @@ from __future__ import annotations
 import errno
 import fcntl
 import gzip
-import hashlib
 import json
-import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from curvlens.errors import CurvlensError
+from curvlens.experiments.records import FORMAT, HEAD, parsed
+from curvlens.experiments.records import Config as Config
+from curvlens.experiments.records import Record as Record
+from curvlens.experiments.records import key as key
+from curvlens.experiments.records import rounded as rounded
+from curvlens.experiments.records import table as table
 
-FORMAT = 1
-HEAD = {"curvlens results": FORMAT}
 PACKED = "table.jsonl.gz"
-DIGITS = 10
-"""Significant digits that are kept of a number."""
-Config = Mapping[str, Any]
-"""Names and plain numbers, texts and truth values: all that a point depends on."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """One measured point."""
-
-    experiment: str
-    revision: int
-    config: Config
-    result: Mapping[str, Any]
-    seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def key(self) -> str:
-        """The same for the same experiment, revision and configuration."""
-        return key(self.experiment, self.revision, self.config)
-
-    def line(self, *, timed: bool) -> str:
-        """As a line of a file; without the time it is the same for the same numbers."""
-        content = {
-            "key": self.key,
-            "experiment": self.experiment,
-            "revision": self.revision,
-            "config": dict(sorted(self.config.items())),
-            "result": rounded(self.result),
-        }
-        return _text(content | ({"seconds": round(self.seconds, 3)} if timed else {}))
-
-
-def key(experiment: str, revision: int, config: Config) -> str:
-    """What a point is stored under."""
-    content = _text([experiment, revision, dict(sorted(config.items()))])
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def _text(content: Any) -> str:
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def rounded(value: Any) -> Any:
-    """Numbers with `DIGITS` digits; what no number is, by its name, so that a file has it in writing.
-
-    >>> rounded({"norm": [1 / 3, float("inf"), float("nan")]})
-    {'norm': [0.3333333333, 'inf', 'nan']}
-    """
-    if isinstance(value, Mapping):
-        return {name: rounded(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(each) for each in value]
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
-    return value
+FIX = "Nothing was written. Repair the file, or move it away with --set-aside and compute its points again."
 
 
 class Store:
@@ -101,7 +45,16 @@ class Store:
     def records(self, experiment: str) -> dict[str, Record]:
         """All points of an experiment, by key, of whatever revision."""
         own = self._own(experiment)
-        return own | {key: record for key, record in self._packed.get(experiment, {}).items() if key not in own}
+        return own | {name: record for name, record in self._packed.get(experiment, {}).items() if name not in own}
+
+    def _own(self, experiment: str) -> dict[str, Record]:
+        file = self.file(experiment)
+        found: dict[str, Record] = {}
+        for number, record in _points(file, _read(file)):
+            if record.experiment != experiment:
+                raise _damaged(file, number, f"it belongs to {record.experiment!r}")
+            found.setdefault(record.key, record)
+        return found
 
     @cached_property
     def _packed(self) -> dict[str, dict[str, Record]]:
@@ -111,77 +64,33 @@ class Store:
         """The points of the compressed table, by experiment and key."""
         file = self.folder / PACKED
         try:
-            lines = gzip.decompress(file.read_bytes()).split(b"\n")[:-1]
-        except FileNotFoundError:
-            return {}
+            content = gzip.decompress(_read(file))
         except (OSError, EOFError, zlib.error) as error:
-            raise CurvlensError(
-                f"{str(file)!r} cannot be read: {error}. Nothing was written. Get it again, or move it away with "
-                "--set-aside and compute its points again."
-            ) from error
+            raise CurvlensError(f"{str(file)!r} cannot be read: {error}. {FIX}") from error
         found: dict[str, dict[str, Record]] = {}
-        for number, line in enumerate(lines, start=1):
-            record = _parsed(file, number, line)
+        for _, record in _points(file, content):
             found.setdefault(record.experiment, {})[record.key] = record
-        return found
-
-    def _own(self, experiment: str) -> dict[str, Record]:
-        file = self.file(experiment)
-        try:
-            content = file.read_bytes()
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise CurvlensError(f"{str(file)!r} cannot be read: {error.strerror}.") from error
-        lines = content.split(b"\n")
-        whole = lines[:-1]  # what follows the last line break was being written when a process was killed
-        if not whole:
-            return {}
-        _require_head(file, whole[0])
-        found: dict[str, Record] = {}
-        for number, line in enumerate(whole[1:], start=2):
-            record = _parsed(file, number, line)
-            if record.experiment != experiment:
-                raise _damaged(file, number, f"it belongs to {record.experiment!r}")
-            found.setdefault(record.key, record)
         return found
 
     @contextmanager
     def writing(self) -> Iterator[Writer]:
         """Add points; one process at a time."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / ".lock").open("w")
-        except OSError as error:
-            raise CurvlensError(f"{str(self.folder)!r} cannot hold results: {error.strerror}.") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise CurvlensError(
-                    f"Another process is writing results to {str(self.folder)!r}. Wait for it, or give another folder."
-                ) from None
+        with _locked(self.folder):
             yield Writer(self)
 
     def set_aside(self, experiments: Iterable[str]) -> list[Path]:
         """Move files away that cannot be read, to names that are free; what is in them stays as it is."""
+        if not self.folder.exists():
+            return []
         moved = []
         reads: dict[Path, Callable[[], object]] = {self.file(name): partial(self._own, name) for name in experiments}
-        for file, read in (reads | {self.folder / PACKED: self._read_packed}).items():
-            try:
-                read()
-            except CurvlensError:
-                moved.append(_aside(file))
+        with _locked(self.folder):
+            for file, read in (reads | {self.folder / PACKED: self._read_packed}).items():
+                try:
+                    read()
+                except CurvlensError:
+                    moved.append(_aside(file))
         return moved
-
-
-def _aside(file: Path) -> Path:
-    for number in range(1, 10_000):
-        other = file.with_name(f"{file.name}.aside-{number}")
-        if not os.path.lexists(other):
-            file.rename(other)
-            return other
-    raise CurvlensError(f"There are too many files {file.name}.aside-… in {str(file.parent)!r}: remove some.")
 
 
 class Writer:
@@ -196,21 +105,88 @@ class Writer:
         if record.experiment not in self._ready:
             _mend_end(file)
             self._ready.add(record.experiment)
-        _append(file, record.line(timed=True) + "\n")
+        _append(file, record.line(timed=True))
 
 
-def table(records: Mapping[str, Record]) -> str:
-    """All points as sorted lines without times: the same for the same numbers."""
-    return "".join(sorted(record.line(timed=False) + "\n" for record in records.values()))
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # a link is not followed: what it points to is not ours to write to
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        why = "there is a file of this name" if isinstance(error, FileExistsError) else error.strerror
+        raise CurvlensError(
+            f"{str(folder)!r} cannot hold results: {why}. Give a folder that can be written to, with --results."
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise CurvlensError(
+            f"Another process is writing results to {str(folder)!r}. Wait for it, or give another folder."
+        ) from None
+    finally:
+        os.close(lock)
+
+
+def _read(file: Path) -> bytes:
+    """What is in a file; an empty table if there is none."""
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return gzip.compress(b"") if file.name == PACKED else b""
+    except OSError as error:
+        raise CurvlensError(
+            f"{str(file)!r} cannot be read: {error.strerror}. Give another folder with --results."
+        ) from error
+
+
+def _points(file: Path, content: bytes) -> Iterator[tuple[int, Record]]:
+    """The points of a file with the numbers of their lines."""
+    whole, _ = _lines(file, content)
+    for number, line in enumerate(whole[1:], start=2):
+        try:
+            yield number, parsed(line)
+        except ValueError as error:
+            raise _damaged(file, number, str(error)) from error
+
+
+def _lines(file: Path, content: bytes) -> tuple[Sequence[bytes], bytes]:
+    """Whole lines, and what a process that was killed left of the line that it was writing."""
+    *whole, rest = content.split(b"\n")
+    if not whole:
+        if not HEAD.encode().startswith(rest):
+            raise _foreign(file, rest)
+        return whole, rest
+    if whole[0] != HEAD.strip().encode():
+        raise _foreign(file, whole[0])
+    try:
+        parsed(rest)
+    except ValueError as error:
+        if not b'{"key":"'.startswith(rest[:8]):
+            raise _damaged(file, len(whole) + 1, str(error)) from error
+        return whole, rest
+    return [*whole, rest], b""  # all of it is there but the line break
+
+
+def _mend_end(file: Path) -> None:
+    """A file with its first line, without a half-written last one, and with a line break at its end."""
+    content = _read(file)
+    _, rest = _lines(file, content)
+    if rest:
+        os.truncate(file, len(content) - len(rest))
+    elif content and not content.endswith(b"\n"):
+        _append(file, "\n")
 
 
 def _append(file: Path, line: str) -> None:
-    """Write at the end, or not at all."""
+    """Write at the end, or not at all; the first line of a file before any other."""
     before = None
     try:
         with file.open("ab") as out:
             before = out.tell()
-            out.write(line.encode())
+            out.write(((HEAD if not before else "") + line).encode())
             out.flush()
             os.fsync(out.fileno())
     except OSError as error:
@@ -222,50 +198,26 @@ def _append(file: Path, line: str) -> None:
         ) from error
 
 
-def _mend_end(file: Path) -> None:
-    """A file with its first line, and without a half-written last one."""
+def _aside(file: Path) -> Path:
+    for number in range(1, 10_000):
+        other = file.with_name(f"{file.name}.aside-{number}")
+        if not os.path.lexists(other):
+            file.rename(other)
+            return other
+    raise CurvlensError(f"There are too many files {file.name}.aside-… in {str(file.parent)!r}: remove some.")
+
+
+def _foreign(file: Path, line: bytes) -> CurvlensError:
+    """An error for a file whose first line is not ours."""
     try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        content = b""
-    end = content.rfind(b"\n") + 1
-    if end < len(content):
-        os.truncate(file, end)
-    if not end:
-        _append(file, _text(HEAD) + "\n")
-
-
-def _require_head(file: Path, line: bytes) -> None:
-    try:
-        head = json.loads(line)
-    except ValueError:
-        head = None
-    if head != HEAD:
-        written = head.get("curvlens results") if isinstance(head, dict) else None
-        what = f"in format {written!r}, this version reads {FORMAT}" if written else "no results of curvlens"
-        raise CurvlensError(
-            f"{str(file)!r} holds {what}. Give another folder, or move the file away with --set-aside; it stays as it "
-            "is."
-        )
-
-
-def _parsed(file: Path, number: int, line: bytes) -> Record:
-    try:
-        content = json.loads(line)
-        content.setdefault("seconds", 0.0)
-        record = Record(*(content[name] for name in ("experiment", "revision", "config", "result", "seconds")))
-        if not isinstance(record.config, dict) or not isinstance(record.result, dict):
-            raise TypeError("its configuration or result is no mapping")
-        same = record.key == content["key"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(file, number, str(error)) from error
-    if not same:
-        raise _damaged(file, number, "its key does not belong to its configuration")
-    return record
+        written = json.loads(line)["curvlens results"]
+        what = f"results in format {written!r}, this version reads {FORMAT}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        what = "no results of curvlens"
+    return CurvlensError(
+        f"{str(file)!r} holds {what}. Give another folder, or move the file away with --set-aside; it stays as it is."
+    )
 
 
 def _damaged(file: Path, number: int, why: str) -> CurvlensError:
-    return CurvlensError(
-        f"{str(file)!r} is damaged in line {number} ({why}). Nothing was written. Repair the line or delete it, or "
-        "move the file away with --set-aside and compute its points again."
-    )
+    return CurvlensError(f"{str(file)!r} is damaged in line {number} ({why}). {FIX}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 from curvlens.errors import CurvlensError
@@ -15,6 +15,8 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's colours, which people with any colour vision can tell apart."""
 MARKERS = "os^Dv<>"
 GREY = "#777777"
+MARK = "curvlens"
+"""Who made it, in every file."""
 _STYLE: Any = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -32,8 +34,8 @@ _STYLE: Any = {
 }
 
 
-def draw(chart: Chart, folder: Path) -> tuple[Path, Path]:
-    """Write ``name.svg`` and ``name.png`` into a folder."""
+def draw(chart: Chart) -> dict[str, bytes]:
+    """The contents of ``name.svg`` and ``name.png``."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -54,10 +56,10 @@ def draw(chart: Chart, folder: Path) -> tuple[Path, Path]:
             else:
                 _panel(axes, panel)
         figure.suptitle(textwrap.fill(chart.title, int(11 * width)), fontsize=10.5)
-        svg, png = folder / f"{chart.name}.svg", folder / f"{chart.name}.png"
-        figure.savefig(svg, metadata={"Date": None})
-        figure.savefig(png, dpi=130, metadata={"Software": None})
-    return svg, png
+        svg, png = BytesIO(), BytesIO()
+        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": MARK})
+        figure.savefig(png, format="png", dpi=130, metadata={"Software": MARK})
+    return {f"{chart.name}.svg": svg.getvalue(), f"{chart.name}.png": png.getvalue()}
 
 
 def _panel(axes: Any, panel: Panel) -> None:
@@ -88,7 +90,7 @@ def _plain_numbers(axes: Any, panel: Panel) -> None:
     """3, not 3 × 10⁰, on logarithmic axes of few decades."""
     for scale, axis in ((panel.x_scale, axes.xaxis), (panel.y_scale, axes.yaxis)):
         low, high = axis.get_view_interval()
-        if scale == "log" and 1e-3 < low and high < 1e4 and high < 300 * low:
+        if scale == "log" and low > 1e-3 and high < 1e4 and high < 300 * low:
             axis.set_major_formatter(lambda value, _: f"{value:g}")
             if high < 30 * low:
                 axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else "")

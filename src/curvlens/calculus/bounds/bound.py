@@ -21,7 +21,7 @@ class Bound:
     """Bounds on the spectral norms of the blocks, of their outer and of their functional part.
 
     >>> bound = Bound(("Q", "V"), torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-    >>> bound.block("Q", "V"), bound.total
+    >>> bound.block("Q", "V"), round(bound.total, 3)
     (1.0, 2.0)
     >>> bound
     Bound(total 2; Q 1, V 1)
@@ -54,7 +54,7 @@ class Bound:
                 one, the Frobenius norm.
 
         >>> bound = Bound(("Q", "V"), torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-        >>> bound.tightness(torch.eye(2)), bound.tightness(spectral_norm=1.5)
+        >>> round(bound.tightness(torch.eye(2)), 3), round(bound.tightness(spectral_norm=1.5), 3)
         (0.5, 0.75)
         """
         if (of is None) == (spectral_norm is None):

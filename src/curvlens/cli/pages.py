@@ -1,0 +1,107 @@
+"""What `curvlens reproduce` writes: pages, numbers and figures, a folder for each effort; never over others' files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from curvlens.errors import CurvlensError
+from curvlens.experiments import Effort, Store
+from curvlens.experiments.page import Shown, html, markdown
+from curvlens.experiments.records import Record, table
+from curvlens.figures.drawing import draw
+
+MARK = b"curvlens"
+"""Near the beginning of every file of ours."""
+TABLE = "table.jsonl"
+PAGES = ("index.html", "verdicts.md", "summary.json")
+
+
+class Pages:
+    """The files of an effort in a folder of results."""
+
+    def __init__(self, store: Store, effort: Effort) -> None:
+        self._store, self._effort = store, effort
+        self._folder = store.folder / effort.name
+        self._figures = self._folder / "figures"
+
+    def check(self) -> None:
+        """Files of others in the place of ours are told before anything long is computed."""
+        for file in (self._store.folder / TABLE, *(self._folder / name for name in PAGES)):
+            _require_ours(file)
+
+    def write(self, shown: Sequence[Shown], records: Mapping[str, Record]) -> list[Path]:
+        """Write all of them; which those are that a reader opens."""
+        pictures = {}
+        for name, content in _drawn(shown):
+            _replace(self._figures / name, content)
+            if name.endswith(".svg"):
+                text = content.decode()
+                pictures[name.removesuffix(".svg")] = text[text.index("<svg") :]
+        pages = {
+            self._store.folder / TABLE: table(records),
+            self._folder / "summary.json": json.dumps(_summary(shown), indent=1, ensure_ascii=False) + "\n",
+            self._folder / "verdicts.md": markdown(shown, self._effort),
+            self._folder / "index.html": html(shown, self._effort, pictures),
+        }
+        return [_replace(file, text.encode()) for file, text in pages.items()]
+
+
+def _drawn(shown: Sequence[Shown]) -> Iterable[tuple[str, bytes]]:
+    for each in shown:
+        for chart in each.report.charts:
+            yield from draw(chart).items()
+
+
+def _summary(shown: Sequence[Shown]) -> dict[str, object]:
+    """All that the pages say, as numbers and texts."""
+    return {"written by": "curvlens reproduce"} | {
+        each.experiment.name: {
+            "title": each.experiment.title,
+            "source": each.experiment.source,
+            "points": each.points,
+            "numbers": [asdict(number) for number in each.report.numbers],
+            "findings": [asdict(finding) for finding in each.report.findings],
+            "charts": [asdict(chart) for chart in each.report.charts],
+            "laws": [asdict(law) for law in each.report.laws],
+            "notes": list(each.report.notes),
+        }
+        for each in shown
+    }
+
+
+def _require_ours(file: Path) -> None:
+    try:
+        with file.open("rb") as opened:
+            ours = MARK in opened.read(4096)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CurvlensError(f"{str(file)!r} cannot be written over: {error.strerror}. Move it away.") from error
+    if not ours:
+        raise CurvlensError(
+            f"{str(file)!r} was not written by curvlens, so it is not written over. Move it away, or give another "
+            "folder with --results."
+        )
+
+
+def _replace(file: Path, content: bytes) -> Path:
+    """Write a file as a whole, or leave the old one."""
+    _require_ours(file)
+    new = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            new.write_bytes(content)
+            new.replace(file)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        raise CurvlensError(
+            f"{str(file)!r} cannot be written: {error.strerror}. What is measured is kept: `curvlens reproduce "
+            "verdicts` writes the pages anew."
+        ) from error
+    return file
