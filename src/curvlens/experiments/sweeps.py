@@ -62,7 +62,8 @@ class Sweep:
     def law(self, window: tuple[float, float] | None = None, tolerance: float = 0.05) -> PowerLaw:
         """The power law, in a window or in the widest one where it is one."""
         usable = self.finite()
-        return exponents.fit(list(usable.x), usable.values, window=window, tolerance=tolerance)
+        within = None if window is None else (float(window[0]), float(window[1]))
+        return exponents.fit(list(usable.x), usable.values, window=within, tolerance=tolerance)
 
     def fitted(self, name: str, predicted: float | None) -> Law:
         """The power law in the widest window where it is one, beside a prediction."""
