@@ -25,6 +25,9 @@ from torch import Tensor
 from curvlens.calculus import attention
 from curvlens.experiments.setting import Layer, cross_entropy
 
+AT_ONCE = 8
+"""Sequences that go through together: their matrices of all pairs of tokens stay in the cache."""
+
 
 @dataclass(frozen=True)
 class Behind:
@@ -84,18 +87,17 @@ def mlp_step(y: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
 
 
 def blocks(at: Attended, behind: Behind) -> dict[str, tuple[Tensor, Tensor]]:
-    """H_o and H_f of each weight, (d², d²), the mean over the sequences; ``behind`` is that of y = x + f."""
-    count, heads = len(at.x), {}
-    layer = at.layer
+    """H_o and H_f of each weight, (d², d²), summed over the sequences; ``behind`` is that of y = x + f."""
+    layer, heads = at.layer, {}
     mixed = at.a @ at.x @ layer.v  # what W_O is applied to
     own = attention.hessian(
-        at.x, layer.q, layer.k, (layer.v, layer.o), grad=behind.grad, curvature=0.0, mask="causal"
+        at.x, layer.q, layer.k, (layer.v, layer.o), grad=behind.grad, curvature=0.0, mask="causal", reduction="sum"
     ).functional
     for letter, inputs in (("Q", at.x), ("K", at.x), ("V", at.x), ("O", mixed)):
         root, rest = pulled(at, behind, letter)
         rows = torch.einsum("bja,bjkr->akbr", inputs, root).flatten(2).flatten(0, 1)
-        outer = rows @ rows.mT / count
-        heads[letter] = (outer, own[letter] if rest is None else own[letter] + _summed(inputs, rest) / count)
+        outer = rows @ rows.mT
+        heads[letter] = (outer, own[letter] if rest is None else own[letter] + _summed(inputs, rest))
     return heads
 
 
@@ -140,21 +142,9 @@ def before(at: Attended, behind: Behind) -> Behind:
     jacobian[:, each, :, each] += (layer.q @ at.by_query).mT.transpose(0, 1)
     jacobian[:, each, :, each] += torch.eye(d, dtype=at.x.dtype)
     flat = jacobian.reshape(batch, length * d, length * d)
-    rest = at.x.new_zeros(batch, length * d, length * d)
+    rest = by_tokens(at, behind.grad)
     if behind.rest is not None:
-        rest = flat.mT @ behind.rest.reshape(batch, length * d, -1) @ flat
-    for sample in range(batch):
-        own = attention.hessian(
-            at.x[sample],
-            layer.q,
-            layer.k,
-            (layer.v, layer.o),
-            grad=behind.grad[sample],
-            curvature=0.0,
-            mask="causal",
-            wrt="X",
-        )
-        rest[sample] += own.functional["X"]
+        rest += flat.mT @ behind.rest.reshape(batch, length * d, -1) @ flat
     return Behind(
         (flat.mT @ behind.grad.reshape(batch, -1, 1)).view(batch, length, d),
         (flat.mT @ behind.root.reshape(batch, length * d, -1)).view(batch, length, d, -1),
@@ -162,23 +152,66 @@ def before(at: Attended, behind: Behind) -> Behind:
     )
 
 
+def by_tokens(at: Attended, grad: Tensor) -> Tensor:
+    """g · ∂²f/∂x² of each sequence, (B, L·d, L·d).
+
+    With scores T, w = ∂(g·f)/∂T and s_ij = g_i · (v_j W_O) it is a sum over the rows i of A, and its transpose:
+
+        ∂Tᵀ (½ (diag w − a wᵀ − w aᵀ) ∂T + (diag a − a aᵀ) ∂s),    and w_ij ∂²T_ij from T being a product.
+    """
+    layer, (batch, length, d) = at.layer, at.x.shape
+    each, scale = torch.arange(length), 1 / math.sqrt(layer.q.shape[1])
+    by_score = torch.einsum("bijc,bic->bij", at.pulled, grad)  # w
+    scores, values = (at.x.new_zeros(batch, length, length, length, d) for _ in range(2))  # by x_m: (b, i, j, m, c)
+    scores[:, each, :, each] += scale * (at.x @ layer.k @ layer.q.mT)
+    scores[:, :, each, each] += (at.q @ layer.k.mT)[:, :, None]
+    values[:, :, each, each] += (grad @ (layer.v @ layer.o).mT)[:, :, None]
+    scores, values = scores.flatten(3), values.flatten(3)
+    rows = (batch, length, 1, length)
+    a, w = at.a.view(rows), by_score.view(rows)
+    mean, slope = a @ scores, w @ scores
+    inner = 0.5 * (w.mT * (scores - mean) - a.mT * slope) + a.mT * (values - a @ values)
+    half = scores.flatten(1, 2).mT @ inner.flatten(1, 2)
+    products = torch.einsum("bij,ac->biajc", scale * by_score, layer.q @ layer.k.mT)
+    half += products.reshape(half.shape)
+    return half + half.mT
+
+
 def layer_norms(x: Tensor, labels: Tensor, layers: Sequence[Layer], unembed: Tensor) -> list[dict[str, list[float]]]:
     """‖H_o‖, ‖H_f‖ and ‖H‖ of every weight of every layer, for the cross-entropy of the labels that count."""
+    found: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in layers]
+    for states, wanted in zip(x.split(AT_ONCE), labels.split(AT_ONCE), strict=True):  # type: ignore[no-untyped-call]
+        for sums, own in zip(found, _layer_blocks(states, wanted, layers, unembed), strict=True):
+            for letter, parts in own.items():
+                for total, part in zip(sums.setdefault(letter, parts), parts, strict=True):
+                    if total is not part:
+                        total += part
+    return [
+        {
+            letter: [float(part.norm()) / len(x) for part in (outer, functional, outer + functional)]
+            for letter, (outer, functional) in each.items()
+        }
+        for each in found
+    ]
+
+
+def _layer_blocks(
+    x: Tensor, labels: Tensor, layers: Sequence[Layer], unembed: Tensor
+) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """H_o and H_f of every weight of every layer, summed over sequences."""
     passes, states = [], x
     for layer in layers:
         at = attended(states, layer)
         states, step = mlp_step(states + at.out, layer)
         passes.append((at, step))
     behind = _loss(states @ unembed, labels, unembed)
-    found: list[dict[str, list[float]]] = []
+    found = []
     for number, (at, step) in reversed(list(enumerate(passes))):
         behind = behind.through(step)
-        found.insert(0, {})
-        for letter, (outer, functional) in blocks(at, behind).items():
-            found[0][letter] = [float(matrix.norm()) for matrix in (outer, functional, outer + functional)]
+        found.append(blocks(at, behind))
         if number:
             behind = before(at, behind)
-    return found
+    return found[::-1]
 
 
 def _loss(logits: Tensor, labels: Tensor, unembed: Tensor) -> Behind:

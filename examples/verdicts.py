@@ -1,0 +1,40 @@
+"""The verdict page of the documentation, and its figures, from the stored results of the full run.
+
+    python examples/verdicts.py results docs
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from curvlens.experiments import EXPERIMENTS, Effort, Store, measured
+from curvlens.experiments.page import Shown, markdown
+from curvlens.figures.drawing import draw
+
+FIGURES = "figures/papers/"
+
+
+def reported(results: Path) -> list[Shown]:
+    """What the points of a full run say, experiment by experiment."""
+    found = []
+    for experiment in EXPERIMENTS:
+        records = measured(experiment, Effort(), Store(results))
+        if len(records) == len(experiment.points(Effort())):
+            found.append(Shown(experiment, experiment.report(records), len(records)))
+    return found
+
+
+def main(results: Path, docs: Path) -> None:
+    """Write the page and its figures."""
+    shown = reported(results)
+    (docs / FIGURES).mkdir(parents=True, exist_ok=True)
+    for each in shown:
+        for chart in each.report.charts:
+            name = f"{chart.name}.svg"
+            (docs / FIGURES / name).write_bytes(draw(chart)[name])
+    (docs / "verdicts.md").write_text(markdown(shown, Effort(), FIGURES), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,60 @@
+"""The full run that is kept in the repository, and the verdict page that is made of it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from curvlens.experiments import EXPERIMENTS, Effort, Store, missing
+from curvlens.experiments.claims import CLAIMS
+from curvlens.experiments.page import Shown, markdown
+from curvlens.experiments.reference import compared
+from curvlens.experiments.store import PACKED
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[Shown]:
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        from verdicts import reported  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop(0)
+    found: list[Shown] = reported(RESULTS)
+    return found
+
+
+def test_every_point_of_the_full_run_is_there() -> None:
+    assert not missing(EXPERIMENTS, Effort(), Store(RESULTS))
+    assert (RESULTS / PACKED).stat().st_size < 2_000_000
+
+
+def test_the_page_is_that_of_the_results(shown: list[Shown]) -> None:
+    """Word by word; numbers to a thousandth, since fits differ in their last digits between processors."""
+    made, kept = markdown(shown, Effort(), "figures/papers/"), (ROOT / "docs" / "verdicts.md").read_text()
+    assert NUMBER.sub("#", made) == NUMBER.sub("#", kept)
+    pairs = zip(NUMBER.findall(made), NUMBER.findall(kept), strict=True)
+    assert all(float(a) == pytest.approx(float(b), rel=2e-3, abs=1e-9) for a, b in pairs)
+    for each in shown:
+        for chart in each.report.charts:
+            assert (ROOT / "docs" / "figures" / "papers" / f"{chart.name}.svg").exists()
+
+
+def test_every_claim_that_an_experiment_bears_on_is_judged(shown: list[Shown]) -> None:
+    judged = [finding.claim for each in shown for finding in each.report.findings]
+    assert len(judged) == len(set(judged))
+    assert set(judged) <= {claim.name for claim in CLAIMS}
+    assert {claim.name for claim in CLAIMS} - set(judged) == {"convergence", "conditioning-data", "spectrum-size"}
+
+
+def test_reference_numbers_agree(shown: list[Shown]) -> None:
+    comparisons = compared([number for each in shown for number in each.report.numbers])
+    assert len(comparisons) > 25
+    differing = [each.reference.what for each in comparisons if not each.agrees]
+    assert len(differing) <= 1, differing
