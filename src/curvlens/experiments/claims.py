@@ -147,6 +147,11 @@ CLAIMS = (
         f"{SLIDES}, closed-form spectrum",
     ),
     Claim(
+        "outlier-activations",
+        "The Hessian spectrum is sensitive to outlier activations.",
+        f"{SLIDES}, closed-form spectrum",
+    ),
+    Claim(
         "sink-scalar",
         "A larger attention sink shrinks the bulk and grows the outliers.",
         f"{SLIDES}, outliers in activations and the spectrum",
