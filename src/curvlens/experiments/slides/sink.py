@@ -8,6 +8,7 @@ from typing import Any
 from curvlens.calculus import scalar_attention
 from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.slides.scalar_layer import scalar_layer
 from curvlens.experiments.slides.sensitivity import changes
 from curvlens.experiments.sources import SLIDES
@@ -59,7 +60,7 @@ def report(records: Sequence[Record]) -> Report:
         "A bias of the scores towards the first token: geometric mean over the seeds with its 95 % interval.",
         panels,
     )
-    return Report((chart,), (_sink(records), _outlier(records)))
+    return Report((chart,), (_sink(records), _outlier(records)), notes=marked(records, "sink", "biases"))
 
 
 def _sink(records: Sequence[Record]) -> Finding:

@@ -11,6 +11,7 @@ from curvlens.data import Addition
 from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.learners import trained
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import SLIDES
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, sweep
@@ -66,7 +67,7 @@ def report(records: Sequence[Record]) -> Report:
         ],
         columns=1,
     )
-    return Report((chart,), (_stretched(lines["top"], lines["middle"]),))
+    return Report((chart,), (_stretched(lines["top"], lines["middle"]),), notes=marked(records, "sink", "biases"))
 
 
 def _stretched(top: Sweep, middle: Sweep) -> Finding:

@@ -12,6 +12,7 @@ from torch import Tensor
 from curvlens.calculus import scalar_attention
 from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.slides.scalar_layer import scalar_layer
 from curvlens.experiments.slides.sensitivity import changes
 from curvlens.experiments.sources import SLIDES
@@ -86,7 +87,7 @@ def report(records: Sequence[Record]) -> Report:
             Panel(ratios, (), "largest outlier over the bulk", label, r"$\lambda_{\max} / |\mu|$", "log", "log"),
         ],
     )
-    return Report((chart,), (_bulk(records), _condition(records)))
+    return Report((chart,), (_bulk(records), _condition(records)), notes=marked(records, "size", "norms"))
 
 
 def _key_sizes(records: Sequence[Record]) -> list[int]:
