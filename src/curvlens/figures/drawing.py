@@ -88,7 +88,7 @@ def _plain_numbers(axes: Any, panel: Panel) -> None:
     """3, not 3 × 10⁰, on logarithmic axes of few decades."""
     for scale, axis in ((panel.x_scale, axes.xaxis), (panel.y_scale, axes.yaxis)):
         low, high = axis.get_view_interval()
-        if scale == "log" and 1e-3 < low and high < 1e4 and high < 300 * low:
+        if scale == "log" and low > 1e-3 and high < 1e4 and high < 300 * low:
             axis.set_major_formatter(lambda value, _: f"{value:g}")
             if high < 30 * low:
                 axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else "")
