@@ -99,7 +99,8 @@ CLAIMS = (
     Claim("deep-beyond", "For σ > 1 deeper networks show higher powers of σ.", f"{PAPER}, Appendix G"),
     Claim(
         "deep-top",
-        "The top layer follows the prediction for a single layer beyond σ = 1 too.",
+        "The top layer's query block and the outer part of its value block follow the prediction for a single layer "
+        "quite closely beyond σ = 1 too, also in deeper networks.",
         f"{PAPER}, Appendix G",
     ),
     Claim(

@@ -52,6 +52,8 @@ def report(records: Sequence[Record]) -> Report:
 def _closer(q: Sweep, v: Sweep, fits: tuple[Number, Number, Number]) -> Finding:
     """Whether the slopes of two lines through all σ are close, and whether lines describe the curves."""
     of_v, of_q, difference = fits
+    places = [place for place in q.finite().x if place in v.finite().x]
+    q, v = q.at(places), v.at(places)
     powers = [growth.equation_5("functional", "Q"), growth.equation_5("outer", "V")]
     without = abs((powers[0] or 0) - (powers[1] or 0))
     near = between(difference, -without / MUCH_LESS, without / MUCH_LESS)
