@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from curvlens.experiments.sweeps import Sweep
+from curvlens.experiments.verdicts import Finding, judged
 
 LOCAL = 0.1
 """How far a local slope may be from a power that a curve is said to follow."""
@@ -75,6 +76,18 @@ def steady(curve: Sweep, sign: int = 1, at_least: float = DECADE) -> Range | Non
     """The widest range in which the mean rises at every step, or falls with the sign −1."""
     usable = curve.finite()
     return widest(usable.x, [sign * slope > 0 for slope in usable.slopes()], at_least)
+
+
+def told(found: Range | None, name: str = "σ") -> str:
+    """Where something is true, in the middle of a sentence."""
+    return f"{name} from {found.low:.2g} to {found.high:.2g}" if found else f"no decade of {name}"
+
+
+def judged_range(claim: str, measured: str, found: Range | None, name: str = "σ") -> Finding:
+    """What is claimed of a whole grid, and true in a range of it."""
+    return judged(
+        claim, measured, holds=found is not None and found.whole, when=found.said(name) if found is not None else ""
+    )
 
 
 def extent(curve: Sweep) -> str:

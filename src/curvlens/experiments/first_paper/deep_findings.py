@@ -10,10 +10,10 @@ from curvlens.experiments.comparisons import ROUNDING, between, seeds
 from curvlens.experiments.first_paper.depths import depths, layers, of_layer
 from curvlens.experiments.first_paper.growth import LARGE, SMALL
 from curvlens.experiments.parts import SIGNS
-from curvlens.experiments.ranges import LOCAL, following
+from curvlens.experiments.ranges import LOCAL, following, judged_range, told
 from curvlens.experiments.store import Record
 from curvlens.experiments.sweeps import mean
-from curvlens.experiments.verdicts import Finding, judged, judged_parts
+from curvlens.experiments.verdicts import Finding, judged_parts
 
 PREDICTED = {("V", "outer"): 2, ("Q", "outer"): 6, ("Q", "functional"): 5}
 """Powers of a single layer; the value's functional part is zero there."""
@@ -42,18 +42,16 @@ def _same(records: Sequence[Record]) -> Finding:
         for depth, layer in layers(records)
     ]
     where = following(curves)
-    at = f"σ from {where.low:.2g} to {where.high:.2g}" if where else "no decade of σ"
     worst = {
         window: max(abs(curve.law(window).slope - power) for curve, power in curves)
         for window in (SMALL, (SMALL[1], 1.0))
     }
-    return judged(
+    return judged_range(
         "deep-same",
         "Over all depths and layers the slopes of H_o(V), H_o(Q) and H_f(Q) differ from 2, 6 and 5 by up to "
         + ", ".join(f"{apart:.3f} for σ from {low:g} to {high:g}" for (low, high), apart in worst.items())
-        + f"; all local slopes are within {LOCAL:g} for {at}.",
-        holds=where is not None and where.whole,
-        when=where.said() if where else "",
+        + f"; all local slopes are within {LOCAL:g} for {told(where)}.",
+        where,
     )
 
 

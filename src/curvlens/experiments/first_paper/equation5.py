@@ -8,13 +8,13 @@ from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.first_paper import growth
 from curvlens.experiments.parts import PARTS, SPLIT, signed
-from curvlens.experiments.ranges import LOCAL, Range, extent, following, widest
+from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told, widest
 from curvlens.experiments.setting import SEQUENCES
 from curvlens.experiments.sizes import marked, number
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep
-from curvlens.experiments.verdicts import Finding, judged
+from curvlens.experiments.verdicts import Finding
 from curvlens.figures.charts import Chart, Slope
 
 FUNCTIONAL = 5
@@ -108,18 +108,7 @@ def _told(found: Sweep) -> str:
 def _power(claim: str, found: Sweep, power: int) -> Finding:
     """Whether a curve is a power law, and where."""
     where = following([(found, power)])
-    return judged(
-        claim,
-        f"{_told(found)}. {_agrees(where)}",
-        holds=where is not None and where.whole,
-        when=where.said() if where else "",
-    )
-
-
-def _agrees(where: Range | None) -> str:
-    if where is None:
-        return f"Local slopes are within {LOCAL:g} of the prediction over no decade of σ."
-    return f"Local slopes are within {LOCAL:g} of the prediction for σ from {where.low:.2g} to {where.high:.2g}."
+    return judged_range(claim, f"{_told(found)}; within {LOCAL:g} of {power} for {told(where)}.", where)
 
 
 def _query(records: Sequence[Record]) -> Finding:
@@ -133,15 +122,13 @@ def _query(records: Sequence[Record]) -> Finding:
     ]
     where = widest(x, steps)
     small = {part: curves[part].law(growth.SMALL).slope for part in SPLIT}
-    at = f"σ from {where.low:.2g} to {where.high:.2g}" if where else "no decade of σ"
-    return judged(
+    return judged_range(
         "growth-query",
         f"The whole block: {_told(curves['total'])}. Its parts for σ ≤ 0.1: H_f σ^{small['functional']:.3f}, H_o "
         f"σ^{small['outer']:.3f}. "
         f"The local slopes of H and H_f are within {LOCAL:g} of {FUNCTIONAL}, and H_o's at least {APART:g} away from "
-        f"H's, for {at}.",
-        holds=where is not None and where.whole,
-        when=where.said() if where else "",
+        f"H's, for {told(where)}.",
+        where,
     )
 
 
@@ -154,20 +141,18 @@ def _all_blocks(records: Sequence[Record]) -> Finding:
                 continue
             found = growth.curve(records, block, part)
             own = following([(found, power)])
-            until = f"σ from {own.low:.2g} to {own.high:.2g}" if own else "no decade of σ"
             curves.append((found, float(power)))
             texts.append(
-                f"{signed(part, growth.pair(block))} {found.law(growth.SMALL).slope:.3f} ({power}; {until}; "
+                f"{signed(part, growth.pair(block))} {found.law(growth.SMALL).slope:.3f} ({power}; {told(own)}; "
                 f"{found.law(growth.LARGE).slope:.2f})"
             )
     where = following(curves)
-    return judged(
+    return judged_range(
         "growth-all",
         f"Slope for σ ≤ 0.1 (predicted; where local slopes are within {LOCAL:g} of that; slope for σ from 1 to 10): "
         + ", ".join(texts)
-        + f". All of them together: {_agrees(where)}",
-        holds=where is not None and where.whole,
-        when=where.said() if where else "",
+        + f". All of them together: {told(where)}.",
+        where,
     )
 
 

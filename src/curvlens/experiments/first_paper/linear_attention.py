@@ -104,8 +104,7 @@ def report(records: Sequence[Record]) -> Report:
     )
     numbers = []
     for depth in depths(records):
-        last = of_layer(records, depth, "Q", depth, "total")
-        numbers.append(last.slope(f"fig7 last layer depth {depth}", SIGMAS))
+        numbers.append(of_layer(records, depth, "Q", depth, "total").slope(f"fig7 last layer depth {depth}", SIGMAS))
         if depth > 1:
             early = of_layer(records, depth, "Q", 1, "functional")
             for name, window in (("small", SMALL), ("large", LARGE)):

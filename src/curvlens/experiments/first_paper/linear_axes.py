@@ -8,11 +8,11 @@ import numpy as np
 
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper import growth
-from curvlens.experiments.ranges import LOCAL, extent, following
+from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.verdicts import Finding, judged
+from curvlens.experiments.verdicts import Finding
 from curvlens.figures.charts import Chart, Panel
 
 PRACTICAL = (0.0, 1.0)
@@ -52,15 +52,13 @@ def _practical(records: Sequence[Record]) -> Finding:
     texts = []
     for block, power in powers.items():
         own = following([(curves[block], power)])
-        until = f"σ from {own.low:.2g} to {own.high:.2g}" if own else "no decade of σ"
-        texts.append(f"H({block}) {extent(curves[block])} ({power}; {until})")
-    return judged(
+        texts.append(f"H({block}) {extent(curves[block])} ({power}; {told(own)})")
+    return judged_range(
         "growth-practical",
         f"Local slopes at {len(curves['Q'].x)} σ up to 1 (predicted; where they are within {LOCAL:g} of that): "
         + ", ".join(texts)
         + ".",
-        holds=where is not None and where.whole,
-        when=where.said() if where else "",
+        where,
     )
 
 

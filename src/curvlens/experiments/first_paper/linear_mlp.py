@@ -14,12 +14,11 @@ from curvlens.data import Addition
 from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.first_paper.depths import depths
-from curvlens.experiments.ranges import following
+from curvlens.experiments.ranges import following, judged_range, told
 from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import grid, sweep, where
-from curvlens.experiments.verdicts import judged
 from curvlens.figures.charts import Chart, Panel, Slope
 
 SEQUENCES = 64
@@ -79,14 +78,12 @@ def report(records: Sequence[Record]) -> Report:
         panels,
         columns=3,
     )
-    where = following([(line, 2.0) for line in every], EXACTLY)
-    finding = judged(
+    found = following([(line, 2.0) for line in every], EXACTLY)
+    finding = judged_range(
         "depth-mlp",
         f"Of all depths and layers the slope farthest from 2 is {worst:.6f}; local slopes are within {EXACTLY:g} of 2 "
-        + (f"for σ from {where.low:.2g} to {where.high:.2g}" if where else "over no decade of σ")
-        + f". The functional part of the diagonal blocks is {hollow:g} in closed form.",
-        holds=where is not None and where.whole,
-        when=where.said() if where else "",
+        f"for {told(found)}. The functional part of the diagonal blocks is {hollow:g} in closed form.",
+        found,
     )
     return Report((chart,), (finding,), (Number("fig8 slope", worst, 0.0),), (), marked(records))
 
