@@ -24,6 +24,11 @@ CLAIMS = (
         "The query block grows like its functional part, with σ⁵, not like its outer part.",
         f"{PAPER}, Section 3.1 and Figure 3a",
     ),
+    Claim(
+        "growth-practical",
+        "In the practical range, σ in (0, 1), the query and the value block follow Equation 5: σ⁵ and σ².",
+        f"{PAPER}, Figures 3a and 5",
+    ),
     Claim("growth-query-outer", "The outer part of the query block grows with σ⁶.", f"{PAPER}, Equation 5"),
     Claim(
         "growth-all",
@@ -35,7 +40,7 @@ CLAIMS = (
     Claim("outer-large", "For large tokens the outer part dominates the Hessian.", f"{PAPER}, Section 3.1"),
     Claim(
         "pre-ln",
-        "Pre-LN brings the growth rates of the query and the value block close to each other.",
+        "With Pre-LN the growth rates of the query and the value block differ much less than without.",
         f"{PAPER}, Section 4.3 and Figure 3b",
     ),
     Claim(
@@ -94,7 +99,8 @@ CLAIMS = (
     Claim("deep-beyond", "For σ > 1 deeper networks show higher powers of σ.", f"{PAPER}, Appendix G"),
     Claim(
         "deep-top",
-        "The top layer follows the prediction for a single layer beyond σ = 1 too.",
+        "The top layer's query block and the outer part of its value block follow the prediction for a single layer "
+        "quite closely beyond σ = 1 too, also in deeper networks.",
         f"{PAPER}, Appendix G",
     ),
     Claim(
