@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,8 @@ class Sweep:
     def slope(self, name: str, window: tuple[float, float]) -> Number:
         """The slope in a window, with its interval, under the name of a reference number."""
         law = self.law(window)
-        return Number(name, law.slope, (law.interval[1] - law.interval[0]) / 2 if len(self.values) > 1 else 0.0)
+        error = (law.interval[1] - law.interval[0]) / 2 if len(self.values) > 1 else math.inf
+        return Number(name, law.slope, error, law.window)
 
     def local(self, label: str, **style: Any) -> Curve:
         """Slopes between neighbouring places, of the mean of the logarithms."""
@@ -121,5 +123,5 @@ def sweep(records: Sequence[Record], over: str, *path: str | int) -> Sweep:
 def mean(name: str, values: Sequence[float]) -> Number:
     """The mean over repeats, with half of its 95 % interval."""
     held = torch.tensor(values, dtype=torch.float64)
-    half = exponents.student(0.95, len(held) - 1) * float(held.std()) / len(held) ** 0.5 if len(held) > 1 else 0.0
+    half = exponents.student(0.95, len(held) - 1) * float(held.std()) / len(held) ** 0.5 if len(held) > 1 else math.inf
     return Number(name, float(held.mean()), half)
