@@ -88,8 +88,8 @@ def _told_sources() -> str:
     sources = references()[1]
     return (
         "Errors are 95 %, and the squares of both add up to that of their difference; two numbers differ if it is "
-        f"beyond that, {NORMAL:g} standard errors. Where the measured error is more than {COARSE:g} times the reference's "
-        "there are too few seeds to tell. For slopes, the first and the last σ that were fitted. Sources: "
+        f"beyond that, {NORMAL:g} standard errors. Where the measured error is more than {COARSE:g} times the "
+        "reference's there are too few seeds to tell. For slopes, the first and the last σ that were fitted. Sources: "
         + "; ".join(f"*{name}*: {text}" for name, text in sources.items() if name != "paper")
         + "."
     )
