@@ -8,7 +8,7 @@ from typing import Any
 
 from curvlens.data import Addition
 from curvlens.experiments.draws import Draws
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper import deep_findings
 from curvlens.experiments.first_paper.deep_blocks import layer_norms
 from curvlens.experiments.first_paper.depths import depths, layers, of_layer
@@ -96,14 +96,14 @@ def report(records: Sequence[Record]) -> Report:
     numbers = []
     for letter, part, power in rows:
         hollow = (letter, part) == ("V", "functional")
+        name = f"fig6 {letter} {part} small" + (" below the top" if hollow else "")
         slopes = [
-            of_layer(records, depth, letter, layer, part).law(SMALL).slope
+            of_layer(records, depth, letter, layer, part).slope(name, SMALL)
             for depth, layer in layers(records)
             if layer < depth or not hollow
         ]
-        name = f"fig6 {letter} {part} small" + (" below the top" if hollow else "")
         if slopes:
-            numbers.append(Number(name, max(slopes, key=lambda slope, power=power: abs(slope - power)), 0.0))  # type: ignore[misc]
+            numbers.append(max(slopes, key=lambda slope, power=power: abs(slope.value - power)))  # type: ignore[misc]
     laws = tuple(
         of_layer(records, depth, letter, layer, part).fitted(
             f"depth {depth}, layer {layer}: {SIGNS[part]}({letter}, {letter})", power

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvlens.experiments.comparisons import between, seeds
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.setting import Kind, block_hessian
 from curvlens.experiments.sizes import negative_share, number
 from curvlens.experiments.sources import PAPER
@@ -116,7 +116,7 @@ def report_1(records: Sequence[Record]) -> Report:
         f"apart in a seed. About two is from {ABOUT_TWO[0]:g} to {ABOUT_TWO[1]:g}.{_untold(gap, *ABOUT_TWO)}",
         holds=between(gap, *ABOUT_TWO),
     )
-    return Report((chart,), (finding,), tuple(medians.values()))
+    return Report((chart,), (finding,), at_width(records, medians.values()))
 
 
 def _untold(number_: Number, low: float, high: float) -> str:
@@ -146,7 +146,7 @@ def report_4(records: Sequence[Record]) -> Report:
         _shifts(soft, linear),
         _indefinite(soft, linear),
     )
-    return Report((chart,), findings, (gap,))
+    return Report((chart,), findings, at_width(records, (gap,)))
 
 
 def _shifts(soft: Sequence[Record], linear: Sequence[Record]) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from curvlens.experiments.comparisons import ratio
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.first_paper import growth
 from curvlens.experiments.parts import PARTS, SPLIT, signed
 from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told, widest
@@ -62,6 +62,7 @@ def report(records: Sequence[Record]) -> Report:
     for block, part in (("V", "total"), ("Q", "total"), ("Q", "outer"), ("Q", "functional")):
         found = growth.curve(records, block, part)
         numbers.append(found.slope(f"fig3a {block} {part} small", growth.SMALL))
+        numbers.append(found.slope(f"fig3a {block} {part} to 1", (growth.WHOLE[0], growth.LARGE[0])))
         if part == "total":
             numbers.append(found.slope(f"fig3a {block} {part} large", growth.LARGE))
     zero = max(abs(number(record.result["norms"]["V"][1])) for record in records)
@@ -74,7 +75,7 @@ def report(records: Sequence[Record]) -> Report:
         _power("growth-query-outer", growth.curve(records, "Q", "outer"), 6),
         _all_blocks(records),
     )
-    return Report(charts, findings, tuple(numbers), growth.laws(records, predicted=True), marked(records))
+    return Report(charts, findings, at_width(records, numbers), growth.laws(records, predicted=True), marked(records))
 
 
 def _predicted(records: Sequence[Record], block: str) -> list[Slope]:

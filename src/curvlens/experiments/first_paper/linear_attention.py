@@ -11,7 +11,7 @@ from torch import nn
 from curvlens.calculus import attention, exponents
 from curvlens.data import Addition
 from curvlens.experiments.draws import Draws
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.experiment import Effort, Experiment, Report, at_width
 from curvlens.experiments.first_paper.depths import depths, layers, of_layer
 from curvlens.experiments.parts import PARTS
 from curvlens.experiments.ranges import LOCAL, following
@@ -107,9 +107,8 @@ def report(records: Sequence[Record]) -> Report:
         numbers.append(of_layer(records, depth, "Q", depth, "total").slope(f"fig7 last layer depth {depth}", SIGMAS))
         if depth > 1:
             early = of_layer(records, depth, "Q", 1, "functional")
-            for name, window in (("small", SMALL), ("large", LARGE)):
-                slope = early.law(window).slope
-                numbers.append(Number(f"fig7 earlier functional {name} depth {depth}", slope, 0.0))
+            for name, window in (("small", SMALL), ("large", LARGE), ("whole", (SIGMAS[0], LARGE[0]))):
+                numbers.append(early.slope(f"fig7 earlier functional {name} depth {depth}", window))
     laws = tuple(
         of_layer(records, depth, letter, layer, "total").fitted(
             f"depth {depth}, layer {layer}: H({letter}, {letter})", exponents.predicted_depth(depth, layer)
@@ -117,7 +116,7 @@ def report(records: Sequence[Record]) -> Report:
         for depth, layer in layers(records)
         for letter in ("Q", "V")
     )
-    return Report((chart,), (_depth(records),), tuple(numbers), laws, marked(records))
+    return Report((chart,), (_depth(records),), at_width(records, numbers), laws, marked(records))
 
 
 def _depth(records: Sequence[Record]) -> Finding:

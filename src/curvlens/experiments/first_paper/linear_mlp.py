@@ -12,7 +12,7 @@ from torch import nn
 from curvlens.calculus import linear_mlp
 from curvlens.data import Addition
 from curvlens.experiments.draws import Draws
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper.depths import depths
 from curvlens.experiments.ranges import following, judged_range, told
 from curvlens.experiments.sizes import marked, sized
@@ -62,13 +62,13 @@ def report(records: Sequence[Record]) -> Report:
     for depth in depths(records):
         of = where(records, depth=depth)
         lines = [sweep(of, "sigma", "norms", i) for i in range(depth)]
-        slopes += [line.law((0.01, 10)).slope for line in lines]
+        slopes += [line.slope("fig8 slope", (0.01, 10)) for line in lines]
         every += lines
         first = lines[0].curve("")
         guide = Slope(2, (first.x[0], first.x[-1]), (first.x[0], first.y[0] / 4), r"$\sigma^2$")
         curves = [line.curve(f"layer {i + 1}", colour=i) for i, line in enumerate(lines)]
         panels.append(Panel(curves, [guide], f"depth {depth}", r"$\sigma$", r"$\|H\|_F$", "log", "log"))
-    worst = max(slopes, key=lambda slope: abs(slope - 2))
+    worst = max(slopes, key=lambda slope: abs(slope.value - 2))
     hollow = max(record.result["functional"] for record in records)
     chart = Chart(
         "fig8",
@@ -81,11 +81,11 @@ def report(records: Sequence[Record]) -> Report:
     found = following([(line, 2.0) for line in every], EXACTLY)
     finding = judged_range(
         "depth-mlp",
-        f"Of all depths and layers the slope farthest from 2 is {worst:.6f}; local slopes are within {EXACTLY:g} of 2 "
+        f"Of all depths and layers the slope farthest from 2 is {worst.value:.6f}; local slopes are within {EXACTLY:g} of 2 "
         f"for {told(found)}. The functional part of the diagonal blocks is {hollow:g} in closed form.",
         found,
     )
-    return Report((chart,), (finding,), (Number("fig8 slope", worst, 0.0),), (), marked(records))
+    return Report((chart,), (finding,), (worst,), (), marked(records))
 
 
 FIG8 = Experiment("fig8", "Linear MLPs in depth", f"{PAPER}, Figure 8", points, measure, report)

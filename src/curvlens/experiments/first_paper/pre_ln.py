@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from curvlens.experiments.comparisons import between
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.first_paper import growth
 from curvlens.experiments.ranges import LOCAL, extent, following
 from curvlens.experiments.sizes import marked
@@ -46,7 +46,9 @@ def report(records: Sequence[Record]) -> Report:
         both.slope("fig3b difference whole", growth.WHOLE),
     )
     finding = _closer(q, v, numbers)
-    return Report((chart,), (finding,), numbers, growth.laws(records, predicted=False), marked(records))
+    return Report(
+        (chart,), (finding,), at_width(records, numbers), growth.laws(records, predicted=False), marked(records)
+    )
 
 
 def _closer(q: Sweep, v: Sweep, fits: tuple[Number, Number, Number]) -> Finding:
