@@ -81,8 +81,8 @@ def report(records: Sequence[Record]) -> Report:
     found = following([(line, 2.0) for line in every], EXACTLY)
     finding = judged_range(
         "depth-mlp",
-        f"Of all depths and layers the slope farthest from 2 is {worst.value:.6f}; local slopes are within {EXACTLY:g} of 2 "
-        f"for {told(found)}. The functional part of the diagonal blocks is {hollow:g} in closed form.",
+        f"Of all depths and layers the slope farthest from 2 is {worst.value:.6f}; local slopes are within {EXACTLY:g} "
+        f"of 2 for {told(found)}. The functional part of the diagonal blocks is {hollow:g} in closed form.",
         found,
     )
     return Report((chart,), (finding,), (worst,), (), marked(records))
