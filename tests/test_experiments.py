@@ -29,7 +29,6 @@ from curvlens.experiments import (
     EXPERIMENTS,
     Effort,
     Experiment,
-    Number,
     Record,
     Report,
     Store,
@@ -42,7 +41,7 @@ from curvlens.experiments import (
     table,
 )
 from curvlens.experiments.first_paper import deep_blocks, entries, growth, linear_networks
-from curvlens.experiments.reference import Comparison, Reference, references
+from curvlens.experiments.reference import references
 from curvlens.experiments.sizes import UNDERFLOW, marked, sized
 from curvlens.experiments.sweeps import Sweep, sweep
 from curvlens.figures.charts import Chart, Curve, Heat, Panel, Slope
@@ -480,12 +479,6 @@ def test_every_finding_belongs_to_a_claim_and_every_number_has_a_reference() -> 
     assert all(reference.source in references()[1] for reference in references()[0])
     kinds = {experiment.name for experiment in EXPERIMENTS}
     assert {name.split()[0] for name in known} <= kinds
-
-
-def test_numbers_agree_within_their_errors_together() -> None:
-    reference = Reference("a", "", 2.0, 0.1, "own")
-    assert Comparison(reference, Number("a", 2.15, 0.06)).agrees
-    assert not Comparison(reference, Number("a", 2.15, 0.04)).agrees
 
 
 def test_an_unknown_experiment_names_the_nearest() -> None:

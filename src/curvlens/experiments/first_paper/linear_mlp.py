@@ -62,7 +62,7 @@ def report(records: Sequence[Record]) -> Report:
     for depth in depths(records):
         of = where(records, depth=depth)
         lines = [sweep(of, "sigma", "norms", i) for i in range(depth)]
-        slopes += [line.slope("fig8 slope", (0.01, 10)) for line in lines]
+        slopes += [line.slope("fig8 slope", (0.01, 10.0)) for line in lines]
         every += lines
         first = lines[0].curve("")
         guide = Slope(2, (first.x[0], first.x[-1]), (first.x[0], first.y[0] / 4), r"$\sigma^2$")
