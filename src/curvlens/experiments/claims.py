@@ -58,6 +58,11 @@ CLAIMS = (
         "functional ones on the third.",
         f"{PAPER}, Section 3.2 and Remark 3.1",
     ),
+    Claim(
+        "even-at-start",
+        "At initialisation attention does not depend on the data for large d_K: it is even.",
+        f"{PAPER}, Section 3.2",
+    ),
     Claim("similar", "Sequences of more similar tokens have smaller query-key blocks.", f"{PAPER}, Section 3.2"),
     Claim(
         "dispersed",
@@ -70,6 +75,11 @@ CLAIMS = (
         "Beyond their influence through softmax the blocks depend on the weights with the powers of Section 3.3: "
         "quadratic, linear or not at all.",
         f"{PAPER}, Section 3.3",
+    ),
+    Claim(
+        "linear-blocks",
+        "Without softmax every block of the outer part is cubic in Σ = XᵀX/L, and the functional part is block-hollow.",
+        f"{PAPER}, Remark 4.1 and Section 4.1",
     ),
     Claim(
         "softmax-entries",

@@ -114,7 +114,7 @@ def _one_hot(records: Sequence[Record], entropy: Sweep) -> Finding:
     for block in ("QQ", "KK", "QK"):
         for part in SPLIT:
             found = line(records, "temperature", block, part)
-            cold = float(found.values[:, 0].nan_to_num(0.0).mean())
+            cold = float(found.values[:, 0].nan_to_num(0.0).median())
             most = largest(found.finite().middle())
             parts[signed(part, block)] = cold < VANISHED * most
             gone = int(found.values[:, 0].isnan().sum())
@@ -124,9 +124,9 @@ def _one_hot(records: Sequence[Record], entropy: Sweep) -> Finding:
     value = line(records, "temperature", "VV", "outer").values[:, 0]
     return judged_parts(
         "one-hot",
-        f"At t = {entropy.x[0]:g} (mean entropy {float(entropy.values[:, 0].mean()):.1e} of its largest) the mean norm "
-        f"over the seeds, of the largest over t: {', '.join(texts)}; H_o(V,V) stays at {float(value.mean()):.2g}. To "
-        f"vanish is to be less than {VANISHED:g} of the largest.",
+        f"At t = {entropy.x[0]:g} (mean entropy {float(entropy.values[:, 0].mean()):.1e} of its largest) the median "
+        f"norm over the seeds, of the largest over t: {', '.join(texts)}; H_o(V,V) stays at {float(value.mean()):.2g}. "
+        f"To vanish is to be less than {VANISHED:g} of the largest.",
         parts,
     )
 
