@@ -37,7 +37,16 @@ CLAIMS = (
         f"{PAPER}, Equation 5 and Section 3.1",
     ),
     Claim("value-functional", "The functional part of the value block is zero.", f"{PAPER}, Theorem 3.2"),
-    Claim("outer-large", "For large tokens the outer part dominates the Hessian.", f"{PAPER}, Section 3.1"),
+    Claim(
+        "jacobians",
+        "‖∂F/∂W_V‖ grows with σ, ‖∂F/∂W_Q‖ and ‖∂F/∂W_K‖ with σ³.",
+        f"{PAPER}, Section 3.1",
+    ),
+    Claim(
+        "outer-large",
+        "If the residual is ignored, the outer part dominates the Hessian for large tokens.",
+        f"{PAPER}, Section 3.1",
+    ),
     Claim(
         "pre-ln",
         "With Pre-LN the growth rates of the query and the value block differ much less than without.",
@@ -49,6 +58,11 @@ CLAIMS = (
         "functional ones on the third.",
         f"{PAPER}, Section 3.2 and Remark 3.1",
     ),
+    Claim(
+        "even-at-start",
+        "At initialisation attention does not depend on the data for large d_K: it is even.",
+        f"{PAPER}, Section 3.2",
+    ),
     Claim("similar", "Sequences of more similar tokens have smaller query-key blocks.", f"{PAPER}, Section 3.2"),
     Claim(
         "dispersed",
@@ -58,8 +72,14 @@ CLAIMS = (
     Claim("one-hot", "With one-hot attention the query-key blocks vanish.", f"{PAPER}, Section 3.2"),
     Claim(
         "weights",
-        "The blocks depend on the weights with the powers of Section 3.3: quadratic, linear or not at all.",
+        "Beyond their influence through softmax the blocks depend on the weights with the powers of Section 3.3: "
+        "quadratic, linear or not at all.",
         f"{PAPER}, Section 3.3",
+    ),
+    Claim(
+        "linear-blocks",
+        "Without softmax every block of the outer part is cubic in Σ = XᵀX/L, and the functional part is block-hollow.",
+        f"{PAPER}, Remark 4.1 and Section 4.1",
     ),
     Claim(
         "softmax-entries",

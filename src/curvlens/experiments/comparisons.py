@@ -51,6 +51,11 @@ def seeds(count: int) -> str:
     return f"{count} seed{'' if count == 1 else 's'}"
 
 
+def undecided(holds: bool | None, count: int) -> str:
+    """A sentence for what so many repeats cannot tell, and none for what they can."""
+    return f" This cannot be told with {seeds(count)}." if holds is None else ""
+
+
 def ratio(above: Tensor, below: Tensor) -> Ratio:
     """Of two numbers a repeat, in pairs; repeats where one of them is missing are left out."""
     logs = (above / below).log()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.experiments.comparisons import between, seeds
+from curvlens.experiments.comparisons import between, seeds, undecided
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.setting import Kind, block_hessian
 from curvlens.experiments.sizes import negative_share, number
@@ -109,18 +109,15 @@ def report_1(records: Sequence[Record]) -> Report:
         f"10^{medians['V'].value:.2f} (value).",
         panels,
     )
+    about = between(gap, *ABOUT_TWO)
     finding = judged(
         "entries",
         f"Medians of log₁₀|entry|: query {medians['Q'].value:.2f} ± {medians['Q'].error:.2f}, value "
         f"{medians['V'].value:.2f} ± {medians['V'].error:.2f}; {gap.value:.2f} ± {gap.error:.2f} orders of magnitude "
-        f"apart in a seed. About two is from {ABOUT_TWO[0]:g} to {ABOUT_TWO[1]:g}.{_untold(gap, *ABOUT_TWO)}",
-        holds=between(gap, *ABOUT_TWO),
+        f"apart in a seed. About two is from {ABOUT_TWO[0]:g} to {ABOUT_TWO[1]:g}." + undecided(about, len(records)),
+        holds=about,
     )
     return Report((chart,), (finding,), at_width(records, medians.values()))
-
-
-def _untold(number_: Number, low: float, high: float) -> str:
-    return " The seeds do not decide it." if between(number_, low, high) is None else ""
 
 
 def report_4(records: Sequence[Record]) -> Report:
@@ -135,13 +132,14 @@ def report_4(records: Sequence[Record]) -> Report:
         [_histogram(soft, "softmax attention"), _histogram(linear, "linear attention")],
     )
     gap = without["gap"]
+    same = between(gap, -SAME, SAME)
     findings = (
         judged(
             "softmax-entries",
             f"Without softmax the medians of log₁₀|entry| are {gap.value:.2f} ± {gap.error:.2f} orders of magnitude "
             f"apart, with it {medians['gap'].value:.2f} ± {medians['gap'].error:.2f}; the same size is within "
-            f"{SAME:g}.{_untold(gap, -SAME, SAME)}",
-            holds=between(gap, -SAME, SAME),
+            f"{SAME:g}." + undecided(same, len(linear)),
+            holds=same,
         ),
         _shifts(soft, linear),
         _indefinite(soft, linear),
@@ -159,13 +157,14 @@ def _shifts(soft: Sequence[Record], linear: Sequence[Record]) -> Finding:
     }
     far, near = between(shift["Q"], -ORDER, ORDER), between(shift["V"], -SAME, SAME)
     changed = None if far is None else not far
+    holds = False if False in (changed, near) else None if None in (changed, near) else True
     return judged(
         "softmax-query",
         "Softmax moves the median of log₁₀|entry| in a seed by "
         f"{shift['Q'].value:.2f} ± {shift['Q'].error:.2f} (query) and {shift['V'].value:.2f} ± "
         f"{shift['V'].error:.2f} (value). A change is more than {ORDER:g}, none is within {SAME:g}."
-        + (" The seeds do not decide it." if None in (changed, near) else ""),
-        holds=False if False in (changed, near) else None if None in (changed, near) else True,
+        + undecided(holds, len(both)),
+        holds=holds,
     )
 
 
