@@ -140,11 +140,11 @@ def _tell(shown: Sequence[Shown], console: Console) -> None:
     for each in shown:
         console.print(f"\n[bold]{each.experiment.name}[/bold]  {each.experiment.title}", highlight=False)
         for comparison in compared(each.report.numbers):
-            sign = "[green]agrees[/green]" if comparison.agrees else "[red]differs[/red]"
+            colour = {"agrees": "green", "differs": "red"}.get(comparison.outcome, "yellow")
             ours, reference = comparison.measured, comparison.reference
             console.print(
                 f"  {reference.what}: {ours.value:.5g} ± {ours.error:.1g}, {reference.source} {reference.value:g} ± "
-                f"{reference.error:g}: {sign}",
+                f"{reference.error:g}: [{colour}]{comparison.outcome}[/{colour}]",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -24,6 +24,11 @@ CLAIMS = (
         "The query block grows like its functional part, with σ⁵, not like its outer part.",
         f"{PAPER}, Section 3.1 and Figure 3a",
     ),
+    Claim(
+        "growth-practical",
+        "In the practical range, σ in (0, 1), the query and the value block follow Equation 5: σ⁵ and σ².",
+        f"{PAPER}, Figures 3a and 5",
+    ),
     Claim("growth-query-outer", "The outer part of the query block grows with σ⁶.", f"{PAPER}, Equation 5"),
     Claim(
         "growth-all",
@@ -32,10 +37,19 @@ CLAIMS = (
         f"{PAPER}, Equation 5 and Section 3.1",
     ),
     Claim("value-functional", "The functional part of the value block is zero.", f"{PAPER}, Theorem 3.2"),
-    Claim("outer-large", "For large tokens the outer part dominates the Hessian.", f"{PAPER}, Section 3.1"),
+    Claim(
+        "jacobians",
+        "‖∂F/∂W_V‖ grows with σ, ‖∂F/∂W_Q‖ and ‖∂F/∂W_K‖ with σ³.",
+        f"{PAPER}, Section 3.1",
+    ),
+    Claim(
+        "outer-large",
+        "If the residual is ignored, the outer part dominates the Hessian for large tokens.",
+        f"{PAPER}, Section 3.1",
+    ),
     Claim(
         "pre-ln",
-        "Pre-LN brings the growth rates of the query and the value block close to each other.",
+        "With Pre-LN the growth rates of the query and the value block differ much less than without.",
         f"{PAPER}, Section 4.3 and Figure 3b",
     ),
     Claim(
@@ -43,6 +57,11 @@ CLAIMS = (
         "The value block depends on the first attention moment, the outer query-key blocks on the second, the "
         "functional ones on the third.",
         f"{PAPER}, Section 3.2 and Remark 3.1",
+    ),
+    Claim(
+        "even-at-start",
+        "At initialisation attention does not depend on the data for large d_K: it is even.",
+        f"{PAPER}, Section 3.2",
     ),
     Claim("similar", "Sequences of more similar tokens have smaller query-key blocks.", f"{PAPER}, Section 3.2"),
     Claim(
@@ -53,8 +72,14 @@ CLAIMS = (
     Claim("one-hot", "With one-hot attention the query-key blocks vanish.", f"{PAPER}, Section 3.2"),
     Claim(
         "weights",
-        "The blocks depend on the weights with the powers of Section 3.3: quadratic, linear or not at all.",
+        "Beyond their influence through softmax the blocks depend on the weights with the powers of Section 3.3: "
+        "quadratic, linear or not at all.",
         f"{PAPER}, Section 3.3",
+    ),
+    Claim(
+        "linear-blocks",
+        "Without softmax every block of the outer part is cubic in Σ = XᵀX/L, and the functional part is block-hollow.",
+        f"{PAPER}, Remark 4.1 and Section 4.1",
     ),
     Claim(
         "softmax-entries",
@@ -94,7 +119,8 @@ CLAIMS = (
     Claim("deep-beyond", "For σ > 1 deeper networks show higher powers of σ.", f"{PAPER}, Appendix G"),
     Claim(
         "deep-top",
-        "The top layer follows the prediction for a single layer beyond σ = 1 too.",
+        "The top layer's query block and the outer part of its value block follow the prediction for a single layer "
+        "quite closely beyond σ = 1 too, also in deeper networks.",
         f"{PAPER}, Appendix G",
     ),
     Claim(
@@ -144,6 +170,11 @@ CLAIMS = (
     Claim(
         "ggn-top",
         "The Gauss–Newton matrix approximates the largest eigenvalue worse for attention than for an MLP.",
+        f"{SLIDES}, closed-form spectrum",
+    ),
+    Claim(
+        "outlier-activations",
+        "The Hessian spectrum is sensitive to outlier activations.",
         f"{SLIDES}, closed-form spectrum",
     ),
     Claim(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from curvlens.experiments.store import Config, Record, key
@@ -42,7 +42,16 @@ class Number:
     """As in the table of reference numbers."""
     value: float
     error: float
-    """Half of the 95 % interval over the repeats; 0 where it is exact."""
+    """Half of the 95 % interval over the repeats; 0 where it is exact, infinite for one repeat."""
+    window: tuple[float, float] | None = None
+    """Of a slope: the first and the last σ that it was fitted to."""
+    width: int | None = None
+    """Of the networks that it was measured on, where it matters."""
+
+
+def at_width(records: Sequence[Record], numbers: Iterable[Number]) -> tuple[Number, ...]:
+    """Numbers with the width of the networks that they were measured on."""
+    return tuple(replace(each, width=records[0].config["width"]) for each in numbers)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from curvlens.experiments.claims import CLAIMS
 from curvlens.experiments.experiment import Effort, Experiment, Law, Report
-from curvlens.experiments.reference import Comparison, compared, references
+from curvlens.experiments.reference import COARSE, NORMAL, Comparison, compared, references
 from curvlens.experiments.verdicts import Finding
 
 MARK = "<!-- written by curvlens reproduce -->"
@@ -57,7 +58,7 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
             cells = (claim.statement, claim.source, "", "open", "", "")
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "## Reference numbers", "", _told_sources(), ""]
-    lines += ["| what | measured | reference | source | |", "|---|--:|--:|---|---|"]
+    lines += ["| what | measured | reference | source | difference | |", "|---|--:|--:|---|--:|---|"]
     lines += [_reference_row(each) for each in _compared(shown)]
     lines += ["", "## Growth rates", "", _LAWS, ""]
     for each in shown:
@@ -85,23 +86,35 @@ def _compared(shown: Sequence[Shown]) -> list[Comparison]:
 def _told_sources() -> str:
     sources = references()[1]
     return (
-        "Two numbers agree if they are closer than their errors together. Sources: "
+        "Errors are 95 %, and the squares of both add up to that of their difference; two numbers differ if it is "
+        f"beyond that, {NORMAL:g} standard errors. Where the measured error is more than {COARSE:g} times the "
+        "reference's there are too few seeds to tell. For slopes, the first and the last σ that were fitted. Sources: "
         + "; ".join(f"*{name}*: {text}" for name, text in sources.items() if name != "paper")
         + "."
     )
 
 
 def _reference_row(each: Comparison) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (*_reference_cells(each), each.outcome)) + " |"
+
+
+def _reference_cells(each: Comparison) -> tuple[str, ...]:
     measured, reference = each.measured, each.reference
+    window = f" (σ from {measured.window[0]:.3g} to {measured.window[1]:.3g})" if measured.window else ""
+    comparable = each.outcome != "other width, not comparable" and math.isfinite(each.error)
     return (
-        f"| {reference.what.replace('|', chr(92) + '|')} | {_with_error(measured.value, measured.error)} | "
-        f"{_with_error(reference.value, reference.error)} | {reference.source} | "
-        f"{'agrees' if each.agrees else 'differs'} |"
+        reference.what,
+        _with_error(measured.value, measured.error) + window,
+        _with_error(reference.value, reference.error),
+        reference.source,
+        f"{each.apart:.1f} standard errors" if comparable else "",
     )
 
 
 def _with_error(value: float, error: float) -> str:
     text = f"{value:.5g}"
+    if math.isinf(error):
+        return f"{text} (one seed)"
     return f"{text} ± {error:.1g}" if error > 1e-9 else text
 
 
@@ -139,9 +152,9 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
         )
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     numbers = [
-        f"<tr><td>{escape(each.reference.what)}</td><td>{_with_error(each.measured.value, each.measured.error)}</td>"
-        f"<td>{_with_error(each.reference.value, each.reference.error)}</td><td>{escape(each.reference.source)}</td>"
-        f"<td>{'agrees' if each.agrees else '<b class=does-not-hold>differs</b>'}</td></tr>"
+        "<tr>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in _reference_cells(each))
+        + f'<td><b class="{_CLASSES.get(each.outcome, "open")}">{each.outcome}</b></td></tr>'
         for each in _compared(shown)
     ]
     parts = []
@@ -171,6 +184,7 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
     )
 
 
+_CLASSES = {"agrees": "holds", "differs": "does-not-hold"}
 _LAW_HEAD = (
     "<tr><th>block</th><th>predicted</th><th>slope</th><th>where it is a power law</th><th>local slopes of the whole "
     "curve</th></tr>"
@@ -193,7 +207,7 @@ figcaption {{ color: #444; max-width: 50rem; }}
 <table><tr><th>claim</th><th>measured</th><th>verdict</th><th>where it holds</th><th>shown by</th></tr>
 {claims}</table>
 <h2>Reference numbers</h2><p>{sources}</p>
-<table><tr><th>what</th><th>measured</th><th>reference</th><th>source</th><th></th></tr>
+<table><tr><th>what</th><th>measured</th><th>reference</th><th>source</th><th>difference</th><th></th></tr>
 {numbers}</table>
 <h2>Figures</h2>
 {figures}

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Literal
 
 from curvlens.experiments.experiment import Number
+
+Outcome = Literal["agrees", "differs", "too few seeds to tell", "other width, not comparable"]
+COARSE = 3.0
+"""A number whose error is so many times the reference's agrees with too much to agree."""
+NORMAL = 1.96
+"""Standard errors in half of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,10 @@ class Reference:
     what: str
     value: float
     error: float
+    """Half of a 95 % interval, of a range, or of the last digit."""
     source: str
+    width: int | None = None
+    """Of the networks that it is for; None where it is the same for all, as a power is."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +41,24 @@ class Comparison:
     measured: Number
 
     @property
-    def agrees(self) -> bool:
-        """Whether the two are closer than their errors together."""
-        apart = abs(self.measured.value - self.reference.value)
-        return apart <= self.reference.error + self.measured.error + 1e-12
+    def error(self) -> float:
+        """Of the difference: both errors are 95 %, and independent, so that their squares add up."""
+        return math.hypot(self.reference.error, self.measured.error)
+
+    @property
+    def apart(self) -> float:
+        """How far apart the two are, in standard errors."""
+        difference = abs(self.measured.value - self.reference.value)
+        return NORMAL * difference / self.error if self.error else math.inf if difference else 0.0
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the two say of each other."""
+        if self.reference.width not in (None, self.measured.width):
+            return "other width, not comparable"
+        if self.apart > NORMAL * (1 + 1e-9):
+            return "differs"
+        return "too few seeds to tell" if self.measured.error > COARSE * self.reference.error else "agrees"
 
 
 @cache

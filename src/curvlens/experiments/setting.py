@@ -25,6 +25,7 @@ from curvlens.experiments.draws import Draws
 
 EPS = 1e-5
 """Of the norms."""
+SEQUENCES = 64
 Kind = Literal["softmax", "linear"]
 Norm = Literal["none", "pre"]
 
@@ -73,7 +74,7 @@ def block_hessian(
     norm: Norm = "none",
     kind: Kind = "softmax",
     temperature: float = 1.0,
-    sequences: int = 64,
+    sequences: int = SEQUENCES,
 ) -> AttentionHessian:
     """The Hessian of the loss by W_Q, W_K, W_V and W_O (blocks Q, K, V, O)."""
     task = Addition()

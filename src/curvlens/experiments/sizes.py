@@ -42,17 +42,17 @@ def number(stored: Any) -> float:
     return math.nan if isinstance(stored, str) else float(stored)
 
 
-def marked(records: Iterable[Record]) -> tuple[str, ...]:
-    """A note if some numbers left float64."""
+def marked(records: Iterable[Record], over: str = "sigma", name: str = "σ") -> tuple[str, ...]:
+    """A note if some numbers left float64, and where on the grid, which is an entry of the configurations."""
     marks: dict[str, set[float]] = {}
     for record in records:
         for text in _texts(record.result):
-            marks.setdefault(text, set()).add(record.config.get("sigma", math.nan))
+            marks.setdefault(text, set()).add(record.config[over])
     words = {UNDERFLOW: "too small", "inf": "too large", "nan": "undefined"}
     return tuple(
-        f"Some norms are {words.get(mark, mark)} for float64 at σ from {min(sigmas):.3g} to {max(sigmas):.3g}; they "
-        "are marked in the table and left out of curves and fits."
-        for mark, sigmas in marks.items()
+        f"Some norms are {words.get(mark, mark)} for float64 at {name} from {min(places):.3g} to {max(places):.3g}; "
+        "they are marked in the table and left out of curves and fits."
+        for mark, places in marks.items()
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,23 @@ class Sweep:
         keep = [i for i in range(len(self.x)) if bool((self.values[:, i].isfinite() & (self.values[:, i] > 0)).all())]
         return Sweep(tuple(self.x[i] for i in keep), self.values[:, keep])
 
+    def at(self, places: Sequence[float]) -> Sweep:
+        """Some places of the grid."""
+        return Sweep(tuple(places), self.values[:, [self.x.index(place) for place in places]])
+
+    def slopes(self) -> list[float]:
+        """Between neighbouring places, of the mean of the logarithms."""
+        x = torch.tensor(self.x, dtype=torch.float64).log()
+        found: list[float] = (self.values.log().mean(0).diff() / x.diff()).tolist()
+        return found
+
+    def powers(self, window: tuple[float, float]) -> Tensor:
+        """The slope in a window, of each repeat by itself."""
+        usable = self.finite().within(*window)
+        x = torch.tensor(usable.x, dtype=torch.float64).log()
+        centred = x - x.mean()
+        return usable.values.log() @ centred / centred.square().sum()
+
     def law(self, window: tuple[float, float] | None = None, tolerance: float = 0.05) -> PowerLaw:
         """The power law, in a window or in the widest one where it is one."""
         usable = self.finite()
@@ -73,13 +91,13 @@ class Sweep:
     def slope(self, name: str, window: tuple[float, float]) -> Number:
         """The slope in a window, with its interval, under the name of a reference number."""
         law = self.law(window)
-        return Number(name, law.slope, (law.interval[1] - law.interval[0]) / 2 if len(self.values) > 1 else 0.0)
+        error = (law.interval[1] - law.interval[0]) / 2 if len(self.values) > 1 else math.inf
+        return Number(name, law.slope, error, law.window)
 
     def local(self, label: str, **style: Any) -> Curve:
         """Slopes between neighbouring places, of the mean of the logarithms."""
         x = torch.tensor(self.x, dtype=torch.float64).log()
-        slopes = self.values.log().mean(0).diff() / x.diff()
-        return Curve(label, ((x[1:] + x[:-1]) / 2).exp().tolist(), slopes.tolist(), **style)
+        return Curve(label, ((x[1:] + x[:-1]) / 2).exp().tolist(), self.slopes(), **style)
 
 
 def where(records: Sequence[Record], **entries: Any) -> list[Record]:
@@ -106,5 +124,5 @@ def sweep(records: Sequence[Record], over: str, *path: str | int) -> Sweep:
 def mean(name: str, values: Sequence[float]) -> Number:
     """The mean over repeats, with half of its 95 % interval."""
     held = torch.tensor(values, dtype=torch.float64)
-    half = exponents.student(0.95, len(held) - 1) * float(held.std()) / len(held) ** 0.5 if len(held) > 1 else 0.0
+    half = exponents.student(0.95, len(held) - 1) * float(held.std()) / len(held) ** 0.5 if len(held) > 1 else math.inf
     return Number(name, float(held.mean()), half)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,3 +29,29 @@ class Finding:
     """The numbers."""
     regime: str = ""
     """Where it holds, if not everywhere."""
+
+
+def judged(claim: str, measured: str, *, holds: bool | None, when: str = "") -> Finding:
+    """It holds; if not, where `when` says; if that is nowhere, not at all. None is what the repeats cannot decide.
+
+    >>> judged("a", "", holds=False, when="σ ≤ 1").verdict, judged("a", "", holds=True, when="σ ≤ 1").regime
+    ('holds when', '')
+    """
+    if holds:
+        return Finding(claim, "holds", measured)
+    if when:
+        return Finding(claim, "holds when", measured, when)
+    return Finding(claim, "open" if holds is None else "does not hold", measured)
+
+
+def judged_parts(claim: str, measured: str, parts: Mapping[str, bool | None]) -> Finding:
+    """A claim of several parts, each under words that say where it is: all hold, some do, or none.
+
+    >>> judged_parts("a", "", {"the query": True, "the value": False}).regime
+    'the query'
+    """
+    found = list(parts.values())
+    if False in found:
+        true = "; ".join(name for name, holds in parts.items() if holds)
+        return judged(claim, measured, holds=None if None in found and not true else False, when=true)
+    return judged(claim, measured, holds=None if None in found or not found else True)

@@ -53,6 +53,8 @@ class Panel:
     ticks: tuple[Sequence[float], Sequence[str]] | None = None
     """Places and names on the x axis."""
     legend: bool = True
+    note: str = ""
+    """Said in the place of axes: a panel with a note has no curves, and keeps its place in the rows."""
 
 
 @dataclass(frozen=True)

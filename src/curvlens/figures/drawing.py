@@ -63,6 +63,12 @@ def draw(chart: Chart) -> dict[str, bytes]:
 
 
 def _panel(axes: Any, panel: Panel) -> None:
+    if panel.note:
+        axes.set_axis_off()
+        axes.set_title(panel.title)
+        text = "\n".join(filter(None, (panel.y_label, panel.note)))
+        axes.text(0.5, 0.5, text, color=GREY, ha="center", va="center", transform=axes.transAxes)
+        return
     bars = [curve for curve in panel.curves if curve.style == "bars"]
     for number, curve in enumerate(bars):
         _bars(axes, curve, (number + 0.5) / len(bars) - 0.5, 0.8 / len(bars))

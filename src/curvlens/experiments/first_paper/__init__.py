@@ -2,10 +2,12 @@
 
 from curvlens.experiments.experiment import Experiment
 from curvlens.experiments.first_paper.deep import FIG6
+from curvlens.experiments.first_paper.dispersion import DISPERSION
 from curvlens.experiments.first_paper.entries import FIG1, FIG4
 from curvlens.experiments.first_paper.equation5 import FIG3A
 from curvlens.experiments.first_paper.heads import HEADS
 from curvlens.experiments.first_paper.key_size import KEY_SIZE
+from curvlens.experiments.first_paper.layer_growth import LAYER
 from curvlens.experiments.first_paper.linear_attention import FIG7
 from curvlens.experiments.first_paper.linear_axes import FIG5
 from curvlens.experiments.first_paper.linear_mlp import FIG8
@@ -26,8 +28,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     FIG7,
     FIG8,
     TABLE1,
+    LAYER,
     WEIGHTS,
     MOMENTS,
+    DISPERSION,
     TEMPERATURE,
     SINGLE_MATRIX,
     KEY_SIZE,

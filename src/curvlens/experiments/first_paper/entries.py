@@ -8,19 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.comparisons import between, seeds, undecided
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.setting import Kind, block_hessian
 from curvlens.experiments.sizes import negative_share, number
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import mean, where
-from curvlens.experiments.verdicts import Finding
+from curvlens.experiments.verdicts import Finding, judged, judged_parts
 from curvlens.figures.charts import Chart, Curve, Heat, Panel
 
 WIDTH, SIGMA = 16, 0.2
 EDGES = tuple(-12 + 0.25 * i for i in range(45))
 """Of the histogram of log₁₀ |entry|, from −12 to −1."""
 BLOCKS = ("Q", "K", "V")
+ABOUT_TWO = (1.5, 2.5)
+"""Orders of magnitude that are about two."""
+SAME = 0.3
+"""Orders of magnitude within which sizes are the same: a factor of two."""
+ORDER = 1.0
+"""Orders of magnitude beyond which a size has changed."""
 CELLS = 24
 """Rows of a block in the heat map; a cell shows the root mean square of its entries."""
 
@@ -102,14 +109,15 @@ def report_1(records: Sequence[Record]) -> Report:
         f"10^{medians['V'].value:.2f} (value).",
         panels,
     )
-    finding = Finding(
+    about = between(gap, *ABOUT_TWO)
+    finding = judged(
         "entries",
-        "holds" if gap.value > 1.5 else "holds when" if gap.value > 0.5 else "does not hold",
         f"Medians of log₁₀|entry|: query {medians['Q'].value:.2f} ± {medians['Q'].error:.2f}, value "
         f"{medians['V'].value:.2f} ± {medians['V'].error:.2f}; {gap.value:.2f} ± {gap.error:.2f} orders of magnitude "
-        "apart.",
+        f"apart in a seed. About two is from {ABOUT_TWO[0]:g} to {ABOUT_TWO[1]:g}." + undecided(about, len(records)),
+        holds=about,
     )
-    return Report((chart,), (finding,), tuple(medians.values()))
+    return Report((chart,), (finding,), at_width(records, medians.values()))
 
 
 def report_4(records: Sequence[Record]) -> Report:
@@ -118,40 +126,61 @@ def report_4(records: Sequence[Record]) -> Report:
     medians, without = _medians(soft, "fig1"), _medians(linear, "fig4")
     chart = Chart(
         "fig4",
-        "Softmax makes the blocks different, linear attention has them alike",
-        "Histograms of the absolute entries of the query and the value block, over all seeds.",
+        "Entries of the query and the value block, with softmax and without",
+        f"Histograms of the absolute entries of the query and the value block, over all seeds; d = {WIDTH}, embeddings "
+        f"of standard deviation {SIGMA}.",
         [_histogram(soft, "softmax attention"), _histogram(linear, "linear attention")],
     )
-    shift = {block: abs(medians[block].value - without[block].value) for block in ("Q", "V")}
-    negative = {
-        kind: {b: max(record.result["negative"][b] for record in of) for b in BLOCKS}
-        for kind, of in (("softmax", soft), ("linear", linear))
-    }
+    gap = without["gap"]
+    same = between(gap, -SAME, SAME)
     findings = (
-        Finding(
+        judged(
             "softmax-entries",
-            "holds" if abs(without["gap"].value) < 0.3 else "does not hold",
-            f"Without softmax the medians are {without['gap'].value:.2f} ± {without['gap'].error:.2f} orders of "
-            f"magnitude apart, with it {medians['gap'].value:.2f} ± {medians['gap'].error:.2f}.",
+            f"Without softmax the medians of log₁₀|entry| are {gap.value:.2f} ± {gap.error:.2f} orders of magnitude "
+            f"apart, with it {medians['gap'].value:.2f} ± {medians['gap'].error:.2f}; the same size is within "
+            f"{SAME:g}." + undecided(same, len(linear)),
+            holds=same,
         ),
-        Finding(
-            "softmax-query",
-            "holds" if shift["V"] < 0.3 and shift["Q"] > 3 * shift["V"] else "does not hold",
-            f"Leaving softmax out moves the median of log₁₀|entry| by {shift['Q']:.2f} (query) and {shift['V']:.2f} "
-            "(value).",
-        ),
-        Finding(
-            "softmax-indefinite",
-            "holds" if max(negative["linear"].values()) == 0 and negative["softmax"]["Q"] > 0 else "does not hold",
-            "Largest share of ‖block‖² in negative eigenvalues: "
-            + "; ".join(
-                f"{kind}: " + ", ".join(f"{b} {share:.2g}" for b, share in shares.items())
-                for kind, shares in negative.items()
-            )
-            + ("." if negative["softmax"]["V"] else ". The value block is positive semi-definite with softmax too."),
-        ),
+        _shifts(soft, linear),
+        _indefinite(soft, linear),
     )
-    return Report((chart,), findings, (without["gap"],))
+    return Report((chart,), findings, at_width(records, (gap,)))
+
+
+def _shifts(soft: Sequence[Record], linear: Sequence[Record]) -> Finding:
+    """How far softmax moves the medians, seed by seed: the query's far, the value's hardly."""
+    medians = [{record.config["seed"]: record.result["median"] for record in of} for of in (soft, linear)]
+    both = sorted(set(medians[0]) & set(medians[1]))
+    shift = {
+        block: mean("", [number(medians[0][seed][block]) - number(medians[1][seed][block]) for seed in both])
+        for block in ("Q", "V")
+    }
+    far, near = between(shift["Q"], -ORDER, ORDER), between(shift["V"], -SAME, SAME)
+    changed = None if far is None else not far
+    holds = False if False in (changed, near) else None if None in (changed, near) else True
+    return judged(
+        "softmax-query",
+        "Softmax moves the median of log₁₀|entry| in a seed by "
+        f"{shift['Q'].value:.2f} ± {shift['Q'].error:.2f} (query) and {shift['V'].value:.2f} ± "
+        f"{shift['V'].error:.2f} (value). A change is more than {ORDER:g}, none is within {SAME:g}."
+        + undecided(holds, len(both)),
+        holds=holds,
+    )
+
+
+def _indefinite(soft: Sequence[Record], linear: Sequence[Record]) -> Finding:
+    """Block by block: negative eigenvalues in every seed with softmax, in none without."""
+    least = {block: min(number(record.result["negative"][block]) for record in soft) for block in BLOCKS}
+    most = {block: max(number(record.result["negative"][block]) for record in linear) for block in BLOCKS}
+    return judged_parts(
+        "softmax-indefinite",
+        "Share of ‖block‖² in negative eigenvalues: with softmax at least "
+        + ", ".join(f"{share:.2g} ({block})" for block, share in least.items())
+        + "; without at most "
+        + ", ".join(f"{share:.2g} ({block})" for block, share in most.items())
+        + f", over {seeds(len(soft))}.",
+        {f"the block {block}": least[block] > 0 and most[block] == 0 for block in BLOCKS},
+    )
 
 
 FIG1 = Experiment(

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.comparisons import ratio
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.first_paper import growth
-from curvlens.experiments.parts import SPLIT, signed
+from curvlens.experiments.parts import PARTS, SPLIT, signed
+from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told, widest
+from curvlens.experiments.setting import SEQUENCES
 from curvlens.experiments.sizes import marked, number
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep
-from curvlens.experiments.verdicts import Finding, Verdict
+from curvlens.experiments.verdicts import Finding
 from curvlens.figures.charts import Chart, Slope
+
+FUNCTIONAL = 5
+"""The power of the query block's functional part in Equation 5; its outer part has one more."""
+APART = 0.5
+"""How far apart the slopes of two curves are that do not grow alike."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -22,13 +30,15 @@ def points(effort: Effort) -> list[Config]:
 
 def report(records: Sequence[Record]) -> Report:
     """Slopes against Equation 5."""
+    width, sequences = records[0].config["width"], SEQUENCES
     charts = (
         Chart(
             "fig3a",
             "Growth of the query and value blocks with the size of the embeddings",
-            "Frobenius norms of the diagonal blocks of one Transformer block without norms, cross-entropy of "
-            "5-digit addition: mean over the seeds with its 95 % interval. Dashed grey: the powers of Equation 5, "
-            "drawn a little below. The functional part of the value block is exactly zero.",
+            f"Frobenius norms of the diagonal blocks of one Transformer block without norms, d = {width}, "
+            f"cross-entropy of 5-digit addition over {sequences} sequences: mean over the seeds with its 95 % "
+            "interval. Dashed grey: the powers of Equation 5, drawn a little below. The functional part of the value "
+            f"block is zero in closed form. {_outer_at_large(records)}",
             [
                 growth.panel(records, "Q", "query", _predicted(records, "Q")),
                 growth.panel(records, "V", "value", _predicted(records, "V")),
@@ -52,25 +62,20 @@ def report(records: Sequence[Record]) -> Report:
     for block, part in (("V", "total"), ("Q", "total"), ("Q", "outer"), ("Q", "functional")):
         found = growth.curve(records, block, part)
         numbers.append(found.slope(f"fig3a {block} {part} small", growth.SMALL))
+        numbers.append(found.slope(f"fig3a {block} {part} to 1", (growth.WHOLE[0], growth.LARGE[0])))
         if part == "total":
             numbers.append(found.slope(f"fig3a {block} {part} large", growth.LARGE))
     zero = max(abs(number(record.result["norms"]["V"][1])) for record in records)
     numbers.append(Number("fig3a V functional", zero, 0.0))
     q, v = growth.curve(records, "Q", "total"), growth.curve(records, "V", "total")
     numbers.append(Sweep(q.x, q.values / v.values).slope("fig3a difference whole", growth.WHOLE))
-    findings = [
+    findings = (
         _power("growth-value", growth.curve(records, "V", "total"), 2),
-        _power("growth-query", growth.curve(records, "Q", "total"), 5),
+        _query(records),
         _power("growth-query-outer", growth.curve(records, "Q", "outer"), 6),
-        Finding(
-            "value-functional",
-            "holds" if zero == 0 else "does not hold",
-            f"The largest norm over all σ and seeds is {zero:g}.",
-        ),
         _all_blocks(records),
-        _outer_at_large(records),
-    ]
-    return Report(charts, tuple(findings), tuple(numbers), growth.laws(records, predicted=True), marked(records))
+    )
+    return Report(charts, findings, at_width(records, numbers), growth.laws(records, predicted=True), marked(records))
 
 
 def _predicted(records: Sequence[Record], block: str) -> list[Slope]:
@@ -89,57 +94,76 @@ def _powers(block: str) -> list[float]:
     return [power for power in powers if power is not None]
 
 
-def _power(claim: str, found: Sweep, power: int) -> Finding:
-    """Whether a curve is a power law, and until where."""
+def _told(found: Sweep) -> str:
+    """A curve's power where it is a power law, for small σ and for large."""
     law = found.law()
     low, high = law.interval
-    small = found.slope("", growth.SMALL)
-    beyond = found.law(growth.LARGE)
-    right = abs(law.slope - power) < 0.05
-    text = (
+    small, large = found.slope("", growth.SMALL), found.law(growth.LARGE)
+    return (
         f"σ^{law.slope:.3f} ({low:.3f} to {high:.3f}) for σ from {law.window[0]:.3g} to {law.window[1]:.3g}; "
-        f"σ^{small.value:.4f} ± {small.error:.4f} for σ ≤ 0.1; σ^{beyond.slope:.2f} for σ from 1 to 10."
+        f"σ^{small.value:.4f} ± {small.error:.4f} for σ ≤ 0.1; σ^{large.slope:.2f} for σ from 1 to 10; local slopes "
+        f"from {extent(found)}"
     )
-    if not right:
-        return Finding(claim, "does not hold", text)
-    everywhere = abs(beyond.slope - power) < 0.05
-    regime = "" if everywhere else f"σ ≤ {law.window[1]:.2g}; beyond, attention saturates and the power is smaller"
-    return Finding(claim, "holds" if everywhere else "holds when", text, regime)
+
+
+def _power(claim: str, found: Sweep, power: int) -> Finding:
+    """Whether a curve is a power law, and where."""
+    where = following([(found, power)])
+    return judged_range(claim, f"{_told(found)}; within {LOCAL:g} of {power} for {told(where)}.", where)
+
+
+def _query(records: Sequence[Record]) -> Finding:
+    """The whole query block: with the power of its functional part, where the outer part has another."""
+    curves = {part: growth.curve(records, "Q", part) for part in PARTS}
+    x = [place for place in curves["total"].finite().x if all(place in line.finite().x for line in curves.values())]
+    slopes = {part: line.at(x).slopes() for part, line in curves.items()}
+    steps = [
+        max(abs(total - FUNCTIONAL), abs(functional - FUNCTIONAL)) <= LOCAL and abs(outer - total) >= APART
+        for outer, functional, total in zip(*(slopes[part] for part in PARTS), strict=True)
+    ]
+    where = widest(x, steps)
+    small = {part: curves[part].law(growth.SMALL).slope for part in SPLIT}
+    return judged_range(
+        "growth-query",
+        f"The whole block: {_told(curves['total'])}. Its parts for σ ≤ 0.1: H_f σ^{small['functional']:.3f}, H_o "
+        f"σ^{small['outer']:.3f}. "
+        f"The local slopes of H and H_f are within {LOCAL:g} of {FUNCTIONAL}, and H_o's at least {APART:g} away from "
+        f"H's, for {told(where)}.",
+        where,
+    )
 
 
 def _all_blocks(records: Sequence[Record]) -> Finding:
-    worst, texts = 0.0, []
+    curves, texts = [], []
     for block in ("Q", "K", "V", "QK", "QV", "KV"):
         for part in SPLIT:
             power = growth.equation_5(part, block)
             if power is None:
                 continue
-            slope = growth.curve(records, block, part).law(growth.SMALL).slope
-            worst = max(worst, abs(slope - power))
-            texts.append(f"{signed(part, growth.pair(block))} {slope:.3f} ({power})")
-    return Finding(
+            found = growth.curve(records, block, part)
+            own = following([(found, power)])
+            curves.append((found, float(power)))
+            texts.append(
+                f"{signed(part, growth.pair(block))} {found.law(growth.SMALL).slope:.3f} ({power}; {told(own)}; "
+                f"{found.law(growth.LARGE).slope:.2f})"
+            )
+    where = following(curves)
+    return judged_range(
         "growth-all",
-        "holds when" if worst < 0.05 else "does not hold",
-        "Measured (predicted) for σ ≤ 0.1: " + ", ".join(texts) + ".",
-        "σ ≤ 0.1",
+        f"Slope for σ ≤ 0.1 (predicted; where local slopes are within {LOCAL:g} of that; slope for σ from 1 to 10): "
+        + ", ".join(texts)
+        + f". All of them together: {told(where)}.",
+        where,
     )
 
 
-def _outer_at_large(records: Sequence[Record]) -> Finding:
-    """The share of the outer part at the largest σ, with the residual as it is."""
-    texts, dominated = [], {}
-    for block in ("Q", "K", "V", "QK", "QV"):
-        outer, functional = (growth.curve(records, block, part).curve("").y[-1] for part in SPLIT)
-        texts.append(f"{block}: {outer:.2g} against {functional:.2g}")
-        dominated[block] = outer > functional
-    some = any(dominated.values())
-    verdict: Verdict = "holds" if all(dominated.values()) else "holds when" if some else "does not hold"
-    return Finding(
-        "outer-large",
-        verdict,
-        f"‖H_o‖ against ‖H_f‖ at σ = {growth.curve(records, 'Q', 'outer').x[-1]:g}: " + "; ".join(texts) + ".",
-        "" if verdict != "holds when" else "the blocks " + ", ".join(block for block, yes in dominated.items() if yes),
-    )
+def _outer_at_large(records: Sequence[Record]) -> str:
+    """Which part is the larger one at the largest σ."""
+    found = []
+    for block in ("Q", "K", "QK", "QV", "KV"):
+        outer, functional = (growth.curve(records, block, part) for part in SPLIT)
+        found.append(f"{ratio(outer.values[:, -1], functional.values[:, -1])} ({', '.join(growth.pair(block))})")
+    return f"‖H_o‖/‖H_f‖ at σ = {outer.x[-1]:g}: " + "; ".join(found) + "."
 
 
 FIG3A = Experiment(

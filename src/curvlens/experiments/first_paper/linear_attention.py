@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,17 +11,20 @@ from torch import nn
 from curvlens.calculus import attention, exponents
 from curvlens.data import Addition
 from curvlens.experiments.draws import Draws
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
-from curvlens.experiments.first_paper.depths import of_layer
+from curvlens.experiments.experiment import Effort, Experiment, Report, at_width
+from curvlens.experiments.first_paper.depths import depths, layers, of_layer
 from curvlens.experiments.parts import PARTS
+from curvlens.experiments.ranges import LOCAL, following
 from curvlens.experiments.sizes import frobenius, marked, sized
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.sweeps import grid
-from curvlens.experiments.verdicts import Finding
+from curvlens.experiments.sweeps import Sweep, grid
+from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel, Slope
 
 SIGMAS = (0.01, 100.0)
+SMALL, LARGE = (SIGMAS[0], 0.1), (10.0, SIGMAS[1])
+SEQUENCES = 16
 NAMES = {"Q": "query", "K": "key", "V": "value"}
 
 
@@ -41,23 +44,23 @@ def measure(config: Config) -> Mapping[str, Any]:
     depth, width = config["depth"], config["width"]
     draw, size = Draws(config["seed"]), 0.8 / math.sqrt(width)
     task = Addition()
-    ids, labels = task.batch(16, seed=config["seed"])
+    ids, labels = task.batch(SEQUENCES, seed=config["seed"])
     tokens, positions = draw(task.vocab, width), draw(task.context, width)
     x = config["sigma"] * (tokens[ids] + positions)
-    layers = []
+    weights = []
     for _ in range(depth):
         q, k, v = (draw(width, width, scale=size) for _ in range(3))
-        layers.append((q, k, v))
+        weights.append((q, k, v))
     unembed = draw(width, task.vocab, scale=size)
     out = x
-    for layer in layers:
+    for layer in weights:
         out = attention.forward(out, *layer, mask="causal", kind="linear")
     counted = (labels >= 0).to(x)[..., None]
     scale = 2 * counted / counted.sum(1, keepdim=True) / task.vocab  # the square loss of the answer's digits
     target = nn.functional.one_hot(labels.clamp(min=0), task.vocab).to(x)
     grad = scale * (out @ unembed - target) @ unembed.T
     curvature = scale[..., None] * (unembed @ unembed.T)
-    H = attention.stack(x, layers, grad=grad, curvature=curvature, mask="causal", kind="linear")
+    H = attention.stack(x, weights, grad=grad, curvature=curvature, mask="causal", kind="linear")
     found: dict[str, list[list[float | str]]] = {}
     for letter in NAMES:
         found[letter] = []
@@ -77,7 +80,7 @@ def report(records: Sequence[Record]) -> Report:
     """Powers of 3 to the depth."""
     panels = []
     for letter in ("V", "Q"):
-        for depth in (1, 2, 3):
+        for depth in depths(records):
             power = exponents.predicted_depth(depth, depth)
             last = of_layer(records, depth, letter, depth, "total").curve("")
             middle = len(last.x) // 2
@@ -93,40 +96,63 @@ def report(records: Sequence[Record]) -> Report:
             )
     chart = Chart(
         "fig7",
-        "Linear attention: the power of the data triples with every layer",
-        "Norms of the diagonal blocks of networks of linear attention, square loss. Dashed grey: 2·3^depth, drawn a "
-        "little below. The last layer follows it at any σ; earlier ones have half that power for small σ, where the "
-        "residual is constant.",
+        "Linear attention in depth over the size of the embeddings",
+        f"Norms of the diagonal blocks of networks of linear attention, d = {records[0].config['width']}, square loss "
+        f"over {SEQUENCES} sequences. Dashed grey: 2·3^depth, drawn a little below.",
         panels,
-        columns=3,
+        columns=len(depths(records)),
     )
-    numbers, texts, good = [], [], True
-    for depth in (1, 2, 3):
-        found = of_layer(records, depth, "Q", depth, "total").slope(f"fig7 last layer depth {depth}", SIGMAS)
-        numbers.append(found)
-        good = good and abs(found.value - 2 * 3**depth) < 1e-3
-        texts.append(f"depth {depth}: {found.value:.4f}")
-    for depth in (2, 3):
-        early = of_layer(records, depth, "Q", 1, "functional")
-        small, large = early.law((SIGMAS[0], 0.1)), early.law((10.0, SIGMAS[1]))
-        numbers.append(Number(f"fig7 earlier functional small depth {depth}", small.slope, 0.0))
-        numbers.append(Number(f"fig7 earlier functional large depth {depth}", large.slope, 0.0))
-        texts.append(f"first layer's H_f at depth {depth}: {small.slope:.2f} for σ ≤ 0.1, {large.slope:.2f} for σ ≥ 10")
-    finding = Finding(
-        "depth-linear",
-        "holds when" if good else "does not hold",
-        "Slopes of the last layer over all σ: " + "; ".join(texts) + ".",
-        "the last layer at any σ; earlier layers beyond σ ≈ 1, below it they have 3^D",
-    )
+    numbers = []
+    for depth in depths(records):
+        numbers.append(of_layer(records, depth, "Q", depth, "total").slope(f"fig7 last layer depth {depth}", SIGMAS))
+        if depth > 1:
+            early = of_layer(records, depth, "Q", 1, "functional")
+            for name, window in (("small", SMALL), ("large", LARGE), ("whole", (SIGMAS[0], LARGE[0]))):
+                numbers.append(early.slope(f"fig7 earlier functional {name} depth {depth}", window))
     laws = tuple(
         of_layer(records, depth, letter, layer, "total").fitted(
             f"depth {depth}, layer {layer}: H({letter}, {letter})", exponents.predicted_depth(depth, layer)
         )
-        for depth in (1, 2, 3)
-        for layer in range(1, depth + 1)
+        for depth, layer in layers(records)
         for letter in ("Q", "V")
     )
-    return Report((chart,), (finding,), tuple(numbers), laws, marked(records))
+    return Report((chart,), (_depth(records),), at_width(records, numbers), laws, marked(records))
+
+
+def _depth(records: Sequence[Record]) -> Finding:
+    """All blocks of all layers: the last one's at every σ, the others' from some σ on up to the largest."""
+    parts: dict[str, bool | None] = {}
+    texts = []
+    for depth in depths(records):
+        power = float(exponents.predicted_depth(depth, depth) or 0)
+        top = {letter: of_layer(records, depth, letter, depth, "total") for letter in NAMES}
+        everywhere = following((line, power) for line in top.values())
+        parts[f"the last layer of {depth}"] = everywhere is not None and everywhere.whole
+        texts.append(f"last layer of {depth}: {_slopes(top.values())} ({power:g})")
+        if depth == 1:
+            continue
+        earlier = [of_layer(records, depth, letter, n, "total") for letter in NAMES for n in range(1, depth)]
+        large = following((line, power) for line in earlier)
+        parts[f"earlier layers of {depth}"] = large is not None and large.last
+        small = [line.law(SMALL).slope for line in earlier]
+        texts.append(
+            f"earlier layers of {depth}: "
+            + (f"within {LOCAL:g} of {power:g} for {large.said()}" if large else f"over no decade near {power:g}")
+            + f", σ^{min(small):.2f} to σ^{max(small):.2f} for σ ≤ {SMALL[1]:g}, where 3^{depth} is {3**depth}"
+        )
+    return judged_parts(
+        "depth-linear",
+        f"Local slopes of the query, key and value blocks (predicted, to be met within {LOCAL:g}): "
+        + "; ".join(texts)
+        + ".",
+        parts,
+    )
+
+
+def _slopes(lines: Iterable[Sweep]) -> str:
+    """The smallest and the largest local slope of several curves."""
+    found = [slope for line in lines for slope in line.finite().slopes()]
+    return f"{min(found):.4f} to {max(found):.4f}" if found else "no numbers"
 
 
 FIG7 = Experiment("fig7", "Linear attention in depth", f"{PAPER}, Figure 7", points, measure, report)

@@ -8,9 +8,15 @@ import numpy as np
 
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper import growth
+from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
+from curvlens.experiments.verdicts import Finding
 from curvlens.figures.charts import Chart, Panel
+
+PRACTICAL = (0.0, 1.0)
+"""The range of σ that the paper calls practical."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -29,15 +35,30 @@ def report(records: Sequence[Record]) -> Report:
         for block, name in (("Q", "query"), ("V", "value")):
             panel = growth.panel(near, block, rf"{name}, $\sigma\in({low:g}, {high:g})$")
             panels.append(Panel(panel.curves, (), panel.title, panel.x_label, panel.y_label))
-    return Report(
-        (
-            Chart(
-                "fig5",
-                "Growth of the query and value blocks, linear axes",
-                "The data of Figure 3a with evenly spaced σ from 0.1 to 1 added, on linear axes.",
-                panels,
-            ),
-        )
+    chart = Chart(
+        "fig5",
+        "Growth of the query and value blocks, linear axes",
+        "The data of Figure 3a with evenly spaced σ from 0.1 to 1 added, on linear axes.",
+        panels,
+    )
+    return Report((chart,), (_practical(records),), notes=marked(records))
+
+
+def _practical(records: Sequence[Record]) -> Finding:
+    """The powers of Equation 5 at all σ of (0, 1), where the points are dense."""
+    powers = {"Q": 5, "V": 2}
+    curves = {block: growth.curve(records, block, "total").within(*PRACTICAL) for block in powers}
+    where = following((curves[block], power) for block, power in powers.items())
+    texts = []
+    for block, power in powers.items():
+        own = following([(curves[block], power)])
+        texts.append(f"H({block}) {extent(curves[block])} ({power}; {told(own)})")
+    return judged_range(
+        "growth-practical",
+        f"Local slopes at {len(curves['Q'].x)} σ up to 1 (predicted; where they are within {LOCAL:g} of that): "
+        + ", ".join(texts)
+        + ".",
+        where,
     )
 
 

@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from curvlens.calculus import attention
+from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper.layer import LENGTH, WIDTH, line, norms
-from curvlens.experiments.parts import signed
+from curvlens.experiments.parts import SIGNS, SPLIT, signed
+from curvlens.experiments.ranges import steady, told
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.sweeps import grid, where
-from curvlens.experiments.verdicts import Finding
+from curvlens.experiments.sweeps import Sweep, grid, where
+from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel, Slope
 
 POWERS = {
@@ -25,6 +28,11 @@ POWERS = {
     ("VQ", "functional"): 2,  # M2
     ("VV", "outer"): 0,  # M1²
 }
+
+ALIKE = (1e-3, 0.1)
+"""Spreads with which the tokens stay near their mean."""
+TOLERANCE = 0.05
+"""How far a slope may be from the prediction."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -51,18 +59,13 @@ def report(records: Sequence[Record]) -> Report:
     """Powers of the spread of the tokens: M1 stays, M2 grows with its square, M3 with its cube."""
     even = where(records, attention="even")
     own = where(records, attention="own")
-    texts, worst, panels = [], 0.0, []
+    panels = []
     for of, title in ((even, "even attention"), (own, "softmax attention")):
         curves, slopes = [], []
         for colour, ((block, part), power) in enumerate(POWERS.items()):
-            found = line(of, "spread", block, part)
-            curve = found.curve(f"${signed(part, block)}$", colour=colour)
+            curve = line(of, "spread", block, part).curve(f"${signed(part, block)}$", colour=colour)
             curves.append(curve)
             slopes.append(Slope(power, (curve.x[0], 0.1), (curve.x[0], curve.y[0] / 3)))
-            if of is even:
-                slope = found.law((1e-3, 0.1)).slope
-                worst = max(worst, abs(slope - power))
-                texts.append(f"{signed(part, block)} {slope:.3f} ({power})")
         panels.append(
             Panel(curves, slopes, title, "spread of the tokens about their mean", "Frobenius norm", "log", "log")
         )
@@ -74,23 +77,55 @@ def report(records: Sequence[Record]) -> Report:
         "gives.",
         panels,
     )
-    share = line(own, "spread", "QQ", "outer").values / line(own, "spread", "VV", "outer").values
-    rising = bool((share.log().mean(0).diff() > 0).all())
-    ends = share.log().mean(0).exp()
-    findings = (
-        Finding(
-            "moments",
-            "holds" if worst < 0.05 else "does not hold",
-            "Powers of the tokens' spread with even attention, spread ≤ 0.1 (predicted): " + ", ".join(texts) + ".",
-        ),
-        Finding(
-            "similar",
-            "holds" if rising else "does not hold",
-            f"‖H_o(Q,Q)‖ / ‖H_o(V,V)‖ rises with every step of the spread, from {float(ends[0]):.2g} for nearly "
-            f"equal tokens to {float(ends[-1]):.2g} for independent ones.",
-        ),
+    return Report((chart,), (_moments(even), _similar(even, own)), notes=marked(records, "spread", "spread"))
+
+
+def _moments(even: Sequence[Record]) -> Finding:
+    """The power of the spread in each block, while the tokens themselves stay."""
+    slopes = {key: line(even, "spread", *key).law(ALIKE).slope for key in POWERS}
+    return judged_parts(
+        "moments",
+        f"Powers of the tokens' spread with even attention, spread ≤ {ALIKE[1]:g} (predicted, to be met within "
+        f"{TOLERANCE:g}): "
+        + ", ".join(
+            f"{signed(part, block)} {slope:.3f} ({POWERS[block, part]})" for (block, part), slope in slopes.items()
+        )
+        + ".",
+        {signed(part, block): abs(slope - POWERS[block, part]) <= TOLERANCE for (block, part), slope in slopes.items()},
     )
-    return Report((chart,), findings)
+
+
+def _similar(even: Sequence[Record], own: Sequence[Record]) -> Finding:
+    """The query-key blocks beside the value block, from nearly equal tokens to independent ones."""
+    parts: dict[str, bool | None] = {}
+    texts = []
+    for of, name in ((even, "even attention"), (own, "softmax attention")):
+        for part in SPLIT:
+            share = _beside_value(of, part).finite()
+            where = steady(share)
+            more = ratio(share.values[:, -1], share.values[:, 0])
+            whole = where is not None and where.whole
+            parts[f"{SIGNS[part]}, {name}"] = more.above() if whole else False
+            if where and not whole:
+                parts[f"{SIGNS[part]}, {name}, {where.said('spread')}"] = True
+            ends = share.middle().tolist()
+            texts.append(
+                f"{SIGNS[part]}, {name}: from {ends[0]:.2g} to {ends[-1]:.2g}, {more} times as large, rising for "
+                f"{told(where, 'spread')}"
+            )
+    return judged_parts(
+        "similar",
+        "Norm of the blocks (Q,Q), (K,K) and (Q,K) over ‖H_o(V,V)‖, from nearly equal tokens to independent ones: "
+        + "; ".join(texts)
+        + ".",
+        parts,
+    )
+
+
+def _beside_value(records: Sequence[Record], part: str) -> Sweep:
+    lines = {block: line(records, "spread", block, part) for block in ("QQ", "KK", "QK")}
+    inner = lines["QQ"].values.square() + lines["KK"].values.square() + 2 * lines["QK"].values.square()
+    return Sweep(lines["QQ"].x, inner.sqrt() / line(records, "spread", "VV", "outer").values)
 
 
 MOMENTS = Experiment(

@@ -1,17 +1,22 @@
-"""Figure 3b: growth with Pre-LN, where no block is a power law."""
+"""Figure 3b: growth with Pre-LN, one line through all σ and local slopes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.comparisons import between
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.first_paper import growth
+from curvlens.experiments.ranges import LOCAL, extent, following
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep
-from curvlens.experiments.verdicts import Finding, Verdict
+from curvlens.experiments.verdicts import Finding, judged
 from curvlens.figures.charts import Chart, Slope
+
+MUCH_LESS = 3.0
+"""A difference of growth rates is much smaller than another if it is at most one part in so many."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -20,12 +25,12 @@ def points(effort: Effort) -> list[Config]:
 
 
 def report(records: Sequence[Record]) -> Report:
-    """The same with Pre-LN, where no block is a power law."""
+    """The difference of the growth rates of query and value."""
     chart = Chart(
         "fig3b",
-        "Pre-LN: the blocks shrink with the size of the embeddings, and are no power laws",
+        "Pre-LN: the query and value blocks over the size of the embeddings",
         "As Figure 3a, with norms before attention, before the MLP and before the unembedding. Grey: one line "
-        "through all σ, as in the paper. Below, the local slopes: they are not constant.",
+        "through all σ, as in the paper. Below, the local slopes.",
         [
             growth.panel(records, "Q", "query", _fitted(records, "Q")),
             growth.panel(records, "V", "value", _fitted(records, "V")),
@@ -40,19 +45,37 @@ def report(records: Sequence[Record]) -> Report:
         q.slope("fig3b Q total whole", growth.WHOLE),
         both.slope("fig3b difference whole", growth.WHOLE),
     )
-    law = q.law()
-    spread = (min(law.local), max(law.local))
-    near = abs(numbers[2].value) < 1
-    verdict: Verdict = "does not hold" if not near else "holds" if spread[1] - spread[0] < 0.1 else "holds when"
-    finding = Finding(
-        "pre-ln",
-        verdict,
-        f"One line through all σ: {numbers[1].value:.2f} ± {numbers[1].error:.2f} (Q) and {numbers[0].value:.2f} ± "
-        f"{numbers[0].error:.2f} (V), a difference of {numbers[2].value:.2f} ± {numbers[2].error:.2f}. "
-        f"The local slope of Q goes from {spread[0]:.2f} to {spread[1]:.2f}.",
-        "as a comparison of two averages; no exponent describes either curve" if verdict == "holds when" else "",
+    finding = _closer(q, v, numbers)
+    return Report(
+        (chart,), (finding,), at_width(records, numbers), growth.laws(records, predicted=False), marked(records)
     )
-    return Report((chart,), (finding,), numbers, growth.laws(records, predicted=False), marked(records))
+
+
+def _closer(q: Sweep, v: Sweep, fits: tuple[Number, Number, Number]) -> Finding:
+    """Whether the slopes of two lines through all σ are close, and whether lines describe the curves."""
+    of_v, of_q, difference = fits
+    places = [place for place in q.finite().x if place in v.finite().x]
+    q, v = q.at(places), v.at(places)
+    powers = [growth.equation_5("functional", "Q"), growth.equation_5("outer", "V")]
+    without = abs((powers[0] or 0) - (powers[1] or 0))
+    near = between(difference, -without / MUCH_LESS, without / MUCH_LESS)
+    straight = following([(q, of_q.value), (v, of_v.value)])
+    apart = [abs(a - b) for a, b in zip(q.slopes(), v.slopes(), strict=True)]
+    averages = (
+        f"as averages over σ from {q.x[0]:g} to {q.x[-1]:g}: local slopes go from {extent(q)} (Q) and {extent(v)} (V)"
+    )
+    lines = straight is not None and straight.whole
+    return judged(
+        "pre-ln",
+        f"One line through all σ: {of_q.value:.2f} ± {of_q.error:.2f} (Q) and {of_v.value:.2f} ± {of_v.error:.2f} "
+        f"(V), a difference of {difference.value:.2f} ± {difference.error:.2f}; much less is at most 1/{MUCH_LESS:g} "
+        f"of the {without} that Equation 5 gives without norms. Local slopes go from {extent(q)} (Q) and {extent(v)} "
+        f"(V), and are {min(apart):.2f} to {max(apart):.2f} apart; "
+        + ("all are" if lines else "not all are")
+        + f" within {LOCAL:g} of the lines.",
+        holds=near if lines or not near else False,
+        when=averages if near and not lines else "",
+    )
 
 
 def _fitted(records: Sequence[Record], block: str) -> list[Slope]:

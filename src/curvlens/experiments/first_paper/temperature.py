@@ -6,18 +6,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from curvlens.calculus import attention
+from curvlens.experiments.comparisons import DOMINATES, largest, ratio, seeds
 from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
-from curvlens.experiments.first_paper.layer import BLOCKS, LENGTH, WIDTH, curves, line, norms
-from curvlens.experiments.sizes import sized
+from curvlens.experiments.first_paper.layer import LENGTH, WIDTH, curves, line, norms
+from curvlens.experiments.parts import SPLIT, signed
+from curvlens.experiments.ranges import LOCAL, following, told
+from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.sweeps import grid, sweep
-from curvlens.experiments.verdicts import Finding, Verdict
+from curvlens.experiments.sweeps import Sweep, grid, sweep
+from curvlens.experiments.verdicts import Finding, judged, judged_parts
 from curvlens.figures.charts import Chart, Panel, Slope
+
+POWERS = {"T-outer": -2, "T-functional": -1}
+"""Of t."""
+HOT = (10.0, 1000.0)
+"""Temperatures with which attention is nearly even."""
+VANISHED = 1e-3
+"""The share of its largest norm below which a block has vanished."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -47,101 +55,80 @@ def measure(config: Config) -> Mapping[str, Any]:
 
 def report(records: Sequence[Record]) -> Report:
     """The two parts of the query-key Hessian, and the whole between one-hot and even attention."""
-    parts = [sweep(records, "temperature", "t", i) for i in range(2)]
-    labels = (r"T-outer", r"T-functional")
-    hot = (10.0, 1000.0)
-    slopes = [part.law(hot).slope for part in parts]
-    panels = [
-        Panel(
-            [part.curve(label, colour=i) for i, (part, label) in enumerate(zip(parts, labels, strict=True))],
-            [
-                Slope(power, (1.0, 1000.0), (10.0, part.within(9.9, 10.1).curve("").y[0] * 3), rf"$t^{{{power}}}$")
-                for part, power in zip(parts, (-2, -1), strict=True)
-            ],
-            "split at the scores",
-            "temperature $t$",
-            "Frobenius norm",
-            "log",
-            "log",
-        ),
-        Panel(
-            curves(
-                records, "temperature", (("QQ", "outer"), ("QQ", "functional"), ("QK", "functional"), ("VV", "outer"))
-            ),
-            (),
-            "blocks",
-            "temperature $t$",
-            "Frobenius norm",
-            "log",
-            "log",
-        ),
-    ]
+    parts = {name: sweep(records, "temperature", "t", i) for i, name in enumerate(POWERS)}
     entropy = sweep(records, "temperature", "entropy")
-    panels.append(Panel([entropy.curve("", shares=True)], (), "entropy", "temperature $t$", "entropy / log L", "log"))
-    ratio = (parts[0].values / parts[1].values).log().mean(0).exp()
-    share = _share(records)
+    axes = ("temperature $t$", "Frobenius norm", "log", "log")
+    chosen = (("QQ", "outer"), ("QQ", "functional"), ("QK", "functional"), ("VV", "outer"))
     chart = Chart(
         "temperature",
         "Temperature: from one-hot attention to even attention",
-        "One layer with Gaussian tokens. Left: the query-key Hessian split at the scores; dashed grey: 1/t² and "
-        "1/t. Middle: blocks. Right: the entropy of the attention rows.",
-        panels,
+        f"One layer with {LENGTH} Gaussian tokens of {WIDTH} dimensions. Left: the query-key Hessian split at the "
+        "scores; dashed grey: 1/t² and 1/t. Middle: blocks. Right: the entropy of the attention rows.",
+        [
+            Panel(
+                [part.curve(name, colour=i) for i, (name, part) in enumerate(parts.items())],
+                [_guide(part, POWERS[name]) for name, part in parts.items()],
+                "split at the scores",
+                *axes,  # type: ignore[arg-type]
+            ),
+            Panel(curves(records, "temperature", chosen), (), "blocks", *axes),  # type: ignore[arg-type]
+            Panel([entropy.curve("", shares=True)], (), "entropy", "temperature $t$", "entropy / log L", "log"),
+        ],
         columns=3,
     )
-    cold = [
-        float(line(records, "temperature", b, p).values[:, 0].log().mean().exp())
-        for b, p in (("QQ", "outer"), ("VV", "outer"))
-    ]
-    warm = [float(line(records, "temperature", "QQ", "outer").middle().max())]
-    good = abs(slopes[0] + 2) < 0.05 and abs(slopes[1] + 1) < 0.05
-    findings = (
-        Finding(
-            "temperature",
-            "holds when" if good else "does not hold",
-            f"For t from 10 to 1000 the T-outer part falls with t^{slopes[0]:.3f} and the T-functional part with "
-            f"t^{slopes[1]:.3f}. Their ratio is {float(ratio[-1]):.2g} at t = 1000, {float(ratio.max()):.2g} at its "
-            f"largest (t = {parts[0].x[int(ratio.argmax())]:.2g}) and {float(ratio[0]):.2g} at t = 0.001.",
-            "large t, where attention is even and only the factors act; for t → 0 attention becomes one-hot and "
-            "both parts vanish",
-        ),
-        Finding(
-            "one-hot",
-            "holds" if cold[0] < 1e-3 * warm[0] else "holds when" if cold[0] < 0.1 * warm[0] else "does not hold",
-            f"At t = 0.001 (mean entropy {float(entropy.values[:, 0].mean()):.1e} of its largest) ‖H_o(Q,Q)‖ is "
-            f"{cold[0]:.2g}, at its largest {warm[0]:.2g}; ‖H_o(V,V)‖ is {cold[1]:.2g}.",
-        ),
-        Finding(
-            "dispersed",
-            _dispersed(share),
-            "Share of the query-key blocks in ‖H_o‖², without their factors 1/t: "
-            + ", ".join(f"{value:.0%} at entropy {at:.2f}" for at, value in share)
-            + ".",
-            "" if _dispersed(share) != "holds when" else "some entropies, not the largest",
-        ),
+    findings = (_temperature(parts["T-outer"], parts["T-functional"]), _one_hot(records, entropy))
+    return Report((chart,), findings, notes=marked(records, "temperature", "t"))
+
+
+def _guide(part: Sweep, power: int) -> Slope:
+    low, high = HOT
+    return Slope(power, (low / 10, high), (high, part.curve("").y[-1] * 3), rf"$t^{{{power}}}$")
+
+
+def _temperature(outer: Sweep, functional: Sweep) -> Finding:
+    """The powers, and which part is larger at either end; what underflows is left out."""
+    places = [place for place in outer.finite().x if place in functional.finite().x]
+    outer, functional = outer.at(places), functional.at(places)
+    where = following([(outer, POWERS["T-outer"]), (functional, POWERS["T-functional"])])
+    cold, hot = (ratio(outer.values[:, end], functional.values[:, end]) for end in (0, -1))
+    told_ends = {
+        f"the T-outer part dominates at t = {places[0]:.2g}": cold.above(DOMINATES),
+        f"the T-functional part dominates at t = {places[-1]:.2g}": hot.below(1 / DOMINATES),
+    }
+    powers = {"the powers" + (f" for {where.said('t')}" if where else ""): where is not None}
+    text = (
+        f"For t from {HOT[0]:g} to {HOT[1]:g} the T-outer part falls with t^{outer.law(HOT).slope:.3f} and the "
+        f"T-functional part with t^{functional.law(HOT).slope:.3f}; local slopes are within {LOCAL:g} of −2 and −1 for "
+        f"{told(where, 't')}. ‖T-outer‖/‖T-functional‖ is {cold} at t = {places[0]:.2g} and {hot} at t = "
+        f"{places[-1]:.2g}; to dominate is to be {DOMINATES:g} times as large."
     )
-    return Report((chart,), findings)
+    if where is not None and where.whole:
+        return judged_parts("temperature", text, powers | told_ends)
+    true = [name for name, holds in (powers | told_ends).items() if holds]
+    return judged("temperature", text, holds=False, when="; ".join(true))
 
 
-def _share(records: Sequence[Record]) -> list[tuple[float, float]]:
-    """Of the blocks QQ, KK and QK in ‖H_o‖², beside the entropy, at a few temperatures.
-
-    A query or key brings a factor 1/t of its own; without it what is left is what the attention matrix does.
-    """
-    entropy = sweep(records, "temperature", "entropy")
-    t = torch.tensor(entropy.x, dtype=torch.float64)
-    squares = {block: line(records, "temperature", block, "outer").values.square() for block in BLOCKS}
-    inner = (squares["QQ"] + squares["KK"] + 2 * squares["QK"]) * t**4
-    whole = inner + 2 * (squares["VQ"] + squares["VK"]) * t**2 + squares["VV"]
-    shares, levels = (inner / whole).mean(0).tolist(), entropy.values.mean(0).tolist()
-    wanted = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-    places = sorted({min(range(len(levels)), key=lambda i, at=at: abs(levels[i] - at)) for at in wanted})  # type: ignore[misc]
-    return [(levels[place], shares[place]) for place in places]
-
-
-def _dispersed(share: Sequence[tuple[float, float]]) -> Verdict:
-    """Dominant where attention is spread: at the highest entropies, or only somewhere."""
-    at_even = share[-1][1] > 0.5
-    return "holds" if at_even else "holds when" if any(value > 0.5 for _, value in share) else "does not hold"
+def _one_hot(records: Sequence[Record], entropy: Sweep) -> Finding:
+    """Every part of every query-key block at the lowest temperature; what underflows there has vanished."""
+    parts, texts = {}, []
+    for block in ("QQ", "KK", "QK"):
+        for part in SPLIT:
+            found = line(records, "temperature", block, part)
+            cold = float(found.values[:, 0].nan_to_num(0.0).median())
+            most = largest(found.finite().middle())
+            parts[signed(part, block)] = cold < VANISHED * most
+            gone = int(found.values[:, 0].isnan().sum())
+            texts.append(
+                f"{signed(part, block)} {cold:.1g} of {most:.2g}" + (f" (underflows in {seeds(gone)})" if gone else "")
+            )
+    value = line(records, "temperature", "VV", "outer").values[:, 0]
+    return judged_parts(
+        "one-hot",
+        f"At t = {entropy.x[0]:g} (mean entropy {float(entropy.values[:, 0].mean()):.1e} of its largest) the median "
+        f"norm over the seeds, of the largest over t: {', '.join(texts)}; H_o(V,V) stays at {float(value.mean()):.2g}. "
+        f"To vanish is to be less than {VANISHED:g} of the largest.",
+        parts,
+    )
 
 
 TEMPERATURE = Experiment(

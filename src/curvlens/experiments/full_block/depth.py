@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from curvlens.data import Addition
+from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.full_block.matrices import matrices, rows
 from curvlens.experiments.learners import trained
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import ARTICLE, SECOND
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, sweep, where
-from curvlens.experiments.verdicts import Finding, Verdict
+from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Curve, Panel
 
 NORMS = {"pre": "Pre-LN", "post": "Post-LN", "none": "no norm"}
@@ -54,20 +56,16 @@ def report(records: Sequence[Record]) -> Report:
     deepest = depths[-1]
     every = list(range(1, deepest + 1))
     growing: list[Curve] = []
-    along, texts, factors, sizes = [], [], {}, {}
+    along, lines = [], {}
     for colour, (norm, name) in enumerate(NORMS.items()):
         of = where(records, norm=norm)
-        line = sweep(of, "layers", "whole", 0)
-        growing.append(line.curve(name, colour=colour))
-        middle = line.middle()
-        factors[norm], sizes[norm] = float(middle[-1] / middle[0]), float(middle[-1])
-        texts.append(f"{name} {float(middle[0]):.3g} → {float(middle[-1]):.3g}")
+        lines[norm] = sweep(of, "layers", "whole", 0)
+        growing.append(lines[norm].curve(name, colour=colour))
         deep = where(of, layers=deepest)
         panel = []
         for part, label in enumerate(("$H$", "GGN", "functional")):
             values = torch.tensor([[layer[part] for layer in record.result["layers"]] for record in deep])
-            line = Sweep(tuple(range(1, deepest + 1)), values.double())
-            panel.append(line.curve(label, colour=part))
+            panel.append(Sweep(tuple(every), values.double()).curve(label, colour=part))
         along.append(
             Panel(
                 panel, (), f"{name}, {deepest} layers", "layer", "norm of its block", y_scale="log", ticks=_ticks(every)
@@ -80,21 +78,27 @@ def report(records: Sequence[Record]) -> Report:
         "layers. Others: the norm of each layer's diagonal block, for H, GGN and functional part.",
         [Panel(growing, (), "whole Hessian", "layers", r"$\|H\|_F$", y_scale="log", ticks=_ticks(depths)), *along],
     )
-    grows = [NORMS[norm] for norm, factor in factors.items() if factor > 1.1]
-    slowest = min(factors, key=lambda norm: factors[norm])
-    largest = max(sizes, key=lambda norm: sizes[norm])
-    cured = slowest == "pre" and largest != "pre"
-    verdict: Verdict = "holds" if len(grows) == 3 and cured else "holds when" if grows else "does not hold"
-    finding = Finding(
-        "depth-growth",
-        verdict,
-        f"‖H‖ from 1 to {deepest} layers at initialisation: {'; '.join(texts)}.",
-        f"it grows with {', '.join(grows)}, slowest with {NORMS[slowest]}; at the largest depth it is largest with "
-        f"{NORMS[largest]}"
-        if verdict == "holds when"
-        else "",
+    return Report((chart,), (_growth(lines),), notes=marked(records, "layers", "depths"))
+
+
+def _growth(lines: Mapping[str, Sweep]) -> Finding:
+    """From one layer to the most, in pairs of one seed: whether it grows, and whether with Pre-LN it grows less."""
+    depths = lines["pre"].x
+    factors = {norm: line.values[:, -1] / line.values[:, 0] for norm, line in lines.items()}
+    growth = {norm: ratio(line.values[:, -1], line.values[:, 0]) for norm, line in lines.items()}
+    less = {norm: ratio(factors["pre"], factors[norm]) for norm in ("post", "none")}
+    sizes = "; ".join(f"{NORMS[norm]} {float(line.middle()[-1]):.3g}" for norm, line in lines.items())
+    text = (
+        f"‖H‖ at initialisation, {depths[-1]:g} layers over {depths[0]:g}, geometric means over the seeds with their "
+        f"95 % intervals: {'; '.join(f'{NORMS[norm]} {found}' for norm, found in growth.items())}. The factor with "
+        f"Pre-LN over that with {'; with '.join(f'{NORMS[norm]} {found}' for norm, found in less.items())}. ‖H‖ "
+        f"itself at {depths[-1]:g} layers: {sizes}."
     )
-    return Report((chart,), (finding,))
+    grows = {f"growth with {NORMS[norm]}": growth[norm].above() for norm in less}
+    slower = {f"slower growth with Pre-LN than with {NORMS[norm]}": found.below() for norm, found in less.items()}
+    if True not in grows.values():  # then there is nothing that a remedy could be for
+        return judged_parts("depth-growth", text, grows)
+    return judged_parts("depth-growth", text, grows | slower)
 
 
 def _ticks(numbers: Sequence[int]) -> tuple[list[float], list[str]]:

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from curvlens.data import Addition
+from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.full_block.matrices import matrices
 from curvlens.experiments.learners import trained
 from curvlens.experiments.sources import ARTICLE
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.sweeps import mean, where
-from curvlens.experiments.verdicts import Finding
+from curvlens.experiments.sweeps import where
+from curvlens.experiments.verdicts import Finding, judged
 from curvlens.figures.charts import Chart, Curve, Panel
+
+BLOCKS = {"up": "(up, up)", "down": "(down, down)", "between": "(up, down)"}
+HOLLOW = 1e-9
+"""Below this share of the Gauss–Newton part a functional part is zero but for rounding."""
+SIMPLE = 0.1
+"""Below this share the Gauss–Newton part alone is nearly the whole Hessian."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -37,45 +47,56 @@ def measure(config: Config) -> Mapping[str, Any]:
 
 
 def report(records: Sequence[Record]) -> Report:
-    """Hollow on the diagonal; not beside it."""
-    ratios: dict[tuple[str, str], float] = {}
-    for activation in ("relu", "gelu"):
-        of = where(records, activation=activation)
-        for name in ("up", "down", "between"):
-            ratios[activation, name] = mean("", [r.result[name][1] / r.result[name][0] for r in of]).value
-    hollow = max(ratios["relu", "up"], ratios["relu", "down"])
-    names = ("up", "down", "between")
+    """The functional part beside the Gauss–Newton part, in the three blocks."""
     chart = Chart(
         "feedforward",
-        "The feed-forward Hessian: hollow with ReLU, but not small",
+        "The feed-forward Hessian: its functional part, with ReLU and with GELU",
         "Norm of the functional part over that of the Gauss–Newton part, for the weights of the top layer's "
-        "feed-forward part, without norms behind.",
+        "feed-forward part, without norms behind: mean over the seeds.",
         [
             Panel(
                 [
                     Curve(
                         activation,
                         [0, 1, 2],
-                        [ratios[activation, n] for n in names],
+                        [float(_shares(records, activation, block).mean()) for block in BLOCKS],
                         colour=j,
                         style="bars",
                     )
                     for j, activation in enumerate(("relu", "gelu"))
                 ],
                 y_label=r"$\|H_f\| / \|GGN\|$",
-                ticks=([0, 1, 2], ["(up, up)", "(down, down)", "(up, down)"]),
+                ticks=([0, 1, 2], list(BLOCKS.values())),
             )
         ],
         columns=1,
     )
-    finding = Finding(
-        "relu-simple",
-        "holds when" if hollow < 1e-9 else "does not hold",
-        f"With ReLU ‖H_f‖/‖GGN‖ of (up, up) and (down, down) is {hollow:.0e}, of (up, down) "
-        f"{ratios['relu', 'between']:.2f}; with GELU of (up, up) {ratios['gelu', 'up']:.2f}.",
-        "the diagonal blocks; between the two weights the functional part is there as well",
+    return Report((chart,), (_simple(records),))
+
+
+def _shares(records: Sequence[Record], activation: str, block: str) -> Tensor:
+    """‖H_f‖/‖GGN‖ of a block, one a seed."""
+    pairs = [record.result[block] for record in where(records, activation=activation)]
+    return torch.tensor([functional / ggn for ggn, functional in pairs], dtype=torch.float64)
+
+
+def _simple(records: Sequence[Record]) -> Finding:
+    """Hollow on the diagonal, not so with GELU; and how much lies beside the diagonal."""
+    largest = {block: float(_shares(records, "relu", block).max()) for block in ("up", "down")}
+    smooth = float(_shares(records, "gelu", "up").min())
+    hollow = max(largest.values()) < HOLLOW < smooth
+    beside = _shares(records, "relu", "between")
+    between = ratio(beside, torch.ones_like(beside))
+    simple = between.below(SIMPLE)
+    text = (
+        "‖H_f‖/‖GGN‖ with ReLU: "
+        + ", ".join(f"{BLOCKS[block]} at most {share:.1g}" for block, share in largest.items())
+        + f", {BLOCKS['between']} {between.value:.2g} ({between.low:.2g} to {between.high:.2g}); with GELU "
+        f"{BLOCKS['up']} at least {smooth:.2g}. Zero is what is below {HOLLOW:g}; simple is a Hessian whose functional "
+        f"part is zero on the diagonal, other than with GELU, and below {SIMPLE:g} of the Gauss–Newton part beside it."
     )
-    return Report((chart,), (finding,))
+    when = f"the diagonal blocks {BLOCKS['up']} and {BLOCKS['down']}, not {BLOCKS['between']}" if hollow else ""
+    return judged("relu-simple", text, holds=hollow and simple, when=when if simple is False else "")
 
 
 FEEDFORWARD = Experiment(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from curvlens.calculus import norms
+from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import ARTICLE
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.sweeps import grid, sweep
-from curvlens.experiments.verdicts import Finding
+from curvlens.experiments.sweeps import Sweep, grid, sweep
+from curvlens.experiments.verdicts import Finding, judged
 from curvlens.figures.charts import Chart, Panel
+
+EPS = 1e-5
+"""As PyTorch and the papers have it."""
+BOUNDED = 10.0
+"""So many times its size at a spread of 1, a term that depends on its input still counts as bounded."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -23,25 +31,23 @@ def points(effort: Effort) -> list[Config]:
 
 
 def measure(config: Config) -> Mapping[str, Any]:
-    """‖g · ∂²LN‖₂ of a token, with ε of 1e-5 and without."""
+    """‖g · ∂²LN‖₂ of a token, with ε and without."""
     draw = Draws(config["seed"])
     token, g = config["spread"] * draw(8), draw(8)
     return {
         name: float(torch.linalg.matrix_norm(norms.contracted(token, g, eps=eps), 2))
-        for name, eps in (("with", 1e-5), ("without", 1e-30))
+        for name, eps in (("with", EPS), ("without", 1e-30))
     }
 
 
 def report(records: Sequence[Record]) -> Report:
-    """A power law until √ε."""
+    """The curve with ε and without."""
     lines = {name: sweep(records, "spread", name) for name in ("with", "without")}
-    law = lines["without"].law((1e-4, 10))
-    largest = float(lines["with"].values.max())
     chart = Chart(
         "layernorm",
-        "The second derivative of LayerNorm grows as its input shrinks",
-        "Spectral norm of the second derivative of a token's LayerNorm, contracted with a gradient; ε = 10⁻⁵ stops the "
-        "growth at a spread of about 0.003.",
+        "The second derivative of LayerNorm over the spread of its input",
+        "Spectral norm of the second derivative of a token's LayerNorm, contracted with a gradient, with ε as it is "
+        "used and with one that does nothing.",
         [
             Panel(
                 [
@@ -58,13 +64,30 @@ def report(records: Sequence[Record]) -> Report:
         ],
         columns=1,
     )
-    finding = Finding(
-        "norm-bounded",
-        "holds when" if law.slope < -0.05 else "holds",
-        f"It grows with the spread s of a token as s^{law.slope:.3f}; with ε = 1e-5 it reaches {largest:.2g}.",
-        "tokens whose spread stays away from 0; else the only bound is 1/ε",
+    return Report((chart,), (_bounded(lines["with"].finite()),), notes=marked(records, "spread", "spreads"))
+
+
+def _bounded(line: Sweep) -> Finding:
+    """How far the curve rises above its size at a spread of 1, and whether it stops rising inside the grid."""
+    middle = line.middle().tolist()
+    peak = max(range(len(middle)), key=lambda place: middle[place])
+    unit = min(range(len(middle)), key=lambda place: abs(math.log(line.x[place])))
+    over = ratio(line.values[:, peak], line.values[:, unit])
+    stops = 0 < peak < len(middle) - 1
+    low = high = unit
+    while low > 0 and middle[low - 1] <= BOUNDED * middle[unit]:
+        low -= 1
+    while high < len(middle) - 1 and middle[high + 1] <= BOUNDED * middle[unit]:
+        high += 1
+    bounded = over.below(BOUNDED)
+    text = (
+        f"With ε = {EPS:g} it is largest at a spread of {line.x[peak]:.2g}: {middle[peak]:.2g} (geometric mean; "
+        f"{float(line.values.max()):.2g} of all seeds), times its size at a spread of {line.x[unit]:.2g}: {over}; that "
+        + ("is inside the grid: on both sides it falls." if stops else "is an end of the grid: it has not stopped.")
+        + f" Bounded is what stays below {BOUNDED:g} times."
     )
-    return Report((chart,), (finding,))
+    when = f"spreads from {line.x[low]:.2g} to {line.x[high]:.2g}" if stops and bounded is False else ""
+    return judged("norm-bounded", text, holds=bounded, when=when)
 
 
 LAYERNORM = Experiment("layernorm", "LayerNorm's second derivative", f"{ARTICLE}, Section 5.4", points, measure, report)

@@ -7,18 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from curvlens.data import Addition
+from curvlens.experiments.comparisons import Ratio, ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.full_block.matrices import matrices, rows
 from curvlens.experiments.learners import trained
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import ARTICLE
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, mean, sweep, where
-from curvlens.experiments.verdicts import Finding
+from curvlens.experiments.verdicts import Finding, judged, judged_parts
 from curvlens.figures.charts import Chart, Heat, Panel
 
 ROLES = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down", "norm1", "norm2")
+GROUPS = ("layer 1", "layer 2", "tokens", "positions", "norm", "unembed")
+MANY = 0.1
+"""The share of all blocks that counts as many."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -64,7 +70,6 @@ def report(records: Sequence[Record]) -> Report:
     stacked = torch.stack([lines[role].values.log() for role in weights])
     spread = Sweep(x, (stacked.max(0).values - stacked.min(0).values).exp())
     norm, top = sweep(records, "steps", "norm"), sweep(records, "steps", "top")
-    group_names = ("layer 1", "layer 2", "tokens", "positions", "norm", "unembed")
     last = where(records, steps=x[-1])
     heat = torch.tensor([record.result["groups"] for record in last]).double().log10().mean(0)
     panels: list[Panel | Heat] = [
@@ -85,7 +90,7 @@ def report(records: Sequence[Record]) -> Report:
             "",
             y_scale="log",
         ),
-        Heat(heat.tolist(), "after training", r"$\log_{10}\|H\|_F$ of the block", group_names),
+        Heat(heat.tolist(), "after training", r"$\log_{10}\|H\|_F$ of the block", GROUPS),
     ]
     chart = Chart(
         "training",
@@ -100,50 +105,69 @@ def report(records: Sequence[Record]) -> Report:
         f"{uneven[len(uneven) // 2]:.2g} times after {x[len(x) // 2]:g} steps and {uneven[-1]:.2g} times after "
         f"{x[-1]:g}."
     )
-    return Report((chart,), (_dominance(last), _zero(records), _phases(norm)), notes=(note,))
+    return Report(
+        (chart,), (_dominance(last), _zero(records), _phases(norm)), notes=(note, *marked(records, "steps", "steps"))
+    )
 
 
 def _dominance(records: Sequence[Record]) -> Finding:
-    """Of groups: the share of ‖H‖² on the diagonal, and rows whose diagonal block outweighs the others."""
-    shares, dominant, total = [], 0, 0
-    for record in records:
-        squares = torch.tensor(record.result["groups"]).double().square()
-        shares.append(float(squares.diagonal().sum() / squares.sum()))
-        sizes = torch.tensor(record.result["spectral"]).double()
-        others = sizes.sum(1) - sizes.diagonal()
-        dominant += int((sizes.diagonal() > others).sum())
-        total += len(sizes)
-    share = mean("", shares)
-    return Finding(
+    """Of every group: its diagonal block over the others of its row together, in spectral norm, over the seeds."""
+    sizes = torch.tensor([record.result["spectral"] for record in records], dtype=torch.float64)
+    squares = torch.tensor([record.result["groups"] for record in records], dtype=torch.float64).square()
+    own = sizes.diagonal(dim1=1, dim2=2)
+    found = {name: ratio(own[:, i], sizes[:, i].sum(1) - own[:, i]) for i, name in enumerate(GROUPS)}
+    share = mean("", (squares.diagonal(dim1=1, dim2=2).sum(1) / squares.sum((1, 2))).tolist())
+    texts = "; ".join(f"{name} {each}" for name, each in found.items())
+    return judged_parts(
         "diagonal",
-        "holds" if dominant == total else "does not hold" if share.value < 0.9 else "holds when",
-        f"After training the diagonal blocks of the six groups hold {share.value:.0%} of ‖H‖²; {dominant} of {total} "
-        "diagonal blocks are larger (spectral norm) than the others of their row together.",
+        "After training, a group's diagonal block over the others of its row together (spectral norms, geometric "
+        f"means over the seeds with their 95 % intervals): {texts}. "
+        f"The diagonal blocks hold {share.value:.0%} of ‖H‖². A block dominates if the ratio is above 1.",
+        {f"the row of {name}": each.above() for name, each in found.items()},
     )
 
 
 def _zero(records: Sequence[Record]) -> Finding:
-    zero, beside = (max(record.result[name] for record in records) for name in ("zero", "zero beside key biases"))
+    """At every stage of the training, whether all models have many zero blocks."""
     pairs = records[0].result["pairs"]
-    return Finding(
+    steps = sorted({record.config["steps"] for record in records})
+    fewest = {n: min(r.result["zero beside key biases"] for r in where(records, steps=n)) for n in steps}
+    zero, most = (max(record.result[name] for record in records) for name in ("zero", "zero beside key biases"))
+    return judged_parts(
         "zero-blocks",
-        "does not hold" if beside < 0.1 * pairs else "holds",
-        f"At most {zero} of the {pairs} pairs of parameters have a zero block, and without the biases of the keys, "
-        f"which do nothing, {beside}.",
+        f"Of the {pairs} pairs of parameters at most {zero} have a zero block; without the biases of the keys, which "
+        f"do nothing behind a softmax, {min(fewest.values())} to {most}. Many are {MANY:.0%} of the pairs and more.",
+        {f"after {n:g} steps": few >= MANY * pairs for n, few in fewest.items()},
     )
 
 
 def _phases(norm: Sweep) -> Finding:
-    """Relative change of ‖H‖ a step, early and late."""
+    """Changes of log ‖H‖ in the first and the last spans of the grid, whose spans are longer later.
+
+    A random walk changes with the square root of the steps, so it is the change over that root that has to fall. If
+    even the net change falls, though later spans are longer, no process that is alike at all times looks like it.
+    """
     steps = torch.tensor(norm.x, dtype=torch.float64)
-    rates = norm.values.log().diff(dim=1).abs() / steps.diff()
-    early, late = float(rates[:, 0].mean()), float(rates[:, -1].mean())
-    return Finding(
-        "training-phases",
-        "holds" if late < early / 3 else "does not hold",
-        f"‖H‖ changes by {early:.1%} a step over the first {norm.x[1]:g} steps and by {late:.2%} a step over the last "
-        f"{norm.x[-1] - norm.x[-2]:g} of {norm.x[-1]:g}.",
+    moved, half = norm.values.log().diff(dim=1), (len(norm.x) - 1) // 2
+
+    def falls(changes: Tensor) -> Ratio:
+        early, late = (part.square().mean(1).sqrt() for part in (changes[:, :half], changes[:, -half:]))
+        return ratio(early, late)
+
+    rooted, net = falls(moved / steps.diff().sqrt()), falls(moved)
+    end, begin = norm.x[half], norm.x[-half - 1]
+    text = (
+        f"Root mean square of the changes of log ‖H‖ between stored steps, up to step {end:g} over from step {begin:g} "
+        f"to {norm.x[-1]:g}, geometric means over the seeds with their 95 % intervals: for changes over the root of "
+        f"their steps, where a random walk has 1: {rooted}; for net changes, over spans that are longer later: {net}."
     )
+    faster = rooted.above()
+    when = (
+        ""
+        if not faster or net.above()
+        else "per root of the steps, as beside a random walk; net changes are not seen to fall"
+    )
+    return judged("training-phases", text, holds=faster if not faster else net.above() is True, when=when)
 
 
 TRAINING = Experiment(

@@ -6,20 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from curvlens.calculus import scalar_attention
+from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.slides.scalar_layer import scalar_layer
+from curvlens.experiments.slides.sensitivity import changes
 from curvlens.experiments.sources import SLIDES
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.sweeps import sweep, where
-from curvlens.experiments.verdicts import Finding
+from curvlens.experiments.sweeps import Sweep, sweep, where
+from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel
+
+FIRST = {1.0: "first token as the others", 5.0: "first token five times as large"}
 
 
 def points(effort: Effort) -> list[Config]:
     """A bias towards the first token; the first token as the others, or an outlier."""
     return [
         {"sink": sink, "first": first, "seed": seed}
-        for first in (1.0, 5.0)
+        for first in FIRST
         for seed in effort.repeats(20, 100)
         for sink in (0.0, 1.0, 2.0, 4.0, 6.0, 8.0)
     ]
@@ -34,11 +39,11 @@ def measure(config: Config) -> Mapping[str, Any]:
 
 
 def report(records: Sequence[Record]) -> Report:
-    """Whether the bulk shrinks and the outliers grow."""
-    panels, texts, shrinks, grows = [], [], [], []
-    for first, name in ((1.0, "first token as the others"), (5.0, "first token five times as large")):
+    """What a sink does to bulk and outliers, and what an outlier among the tokens does without one."""
+    panels = []
+    for first, name in FIRST.items():
         of = where(records, first=first)
-        bulk, top = sweep(of, "sink", "bulk"), sweep(of, "sink", "top")
+        bulk, top = _lines(of)
         panels.append(
             Panel(
                 [bulk.curve(r"bulk $|\mu|$"), top.curve("largest outlier", colour=1)],
@@ -49,28 +54,50 @@ def report(records: Sequence[Record]) -> Report:
                 y_scale="log",
             )
         )
-        ends = [[float(e) for e in line.middle()[[0, -1]]] for line in (bulk, top)]
-        shrinks.append(ends[0][1] < ends[0][0])
-        grows.append(ends[1][1] > ends[1][0])
-        texts.append(
-            f"{name}: bulk {ends[0][0]:.2g} → {ends[0][1]:.2g}, largest outlier {ends[1][0]:.2g} → {ends[1][1]:.2g}"
-        )
     chart = Chart(
         "sink-scalar",
         "Attention sinks in scalar attention",
         "A bias of the scores towards the first token: geometric mean over the seeds with its 95 % interval.",
         panels,
     )
-    everywhere = all(shrinks) and all(grows)
-    finding = Finding(
+    return Report((chart,), (_sink(records), _outlier(records)), notes=marked(records, "sink", "biases"))
+
+
+def _sink(records: Sequence[Record]) -> Finding:
+    """From no sink to the largest, in pairs of one seed."""
+    parts, texts = {}, []
+    for first, name in FIRST.items():
+        of = where(records, first=first)
+        bulk, top = (ratio(line.values[:, -1], line.values[:, 0]) for line in _lines(of))
+        parts[f"the bulk shrinks, {name}"], parts[f"the outliers grow, {name}"] = bulk.below(), top.above()
+        texts.append(f"{name}: bulk {bulk}, largest outlier {top}")
+    sinks = sorted({record.config["sink"] for record in records})
+    return judged_parts(
         "sink-scalar",
-        "holds" if everywhere else "holds when" if all(shrinks) and any(grows) else "does not hold",
-        "Sink from 0 to 8, geometric means: " + "; ".join(texts) + ".",
-        ""
-        if everywhere
-        else "the bulk always; the outliers " + ("with an outlier at the sink" if grows[1] else "without one"),
+        f"With a bias of {sinks[-1]:g} over without, geometric means over the seeds with their 95 % intervals: "
+        f"{'; '.join(texts)}.",
+        parts,
     )
-    return Report((chart,), (finding,))
+
+
+def _outlier(records: Sequence[Record]) -> Finding:
+    """The first token as the others, or an outlier, both without a sink."""
+    small, large = sorted(FIRST)
+    before, after = (_lines(where(records, first=first, sink=0.0)) for first in (small, large))
+    bulk, top = (ratio(b.values[:, 0], a.values[:, 0]) for a, b in zip(before, after, strict=True))
+    factor = large / small
+    return judged_parts(
+        "outlier-activations",
+        f"Without a sink, a first token {factor:g} times as large over one as the others, geometric means over the "
+        f"seeds with their 95 % intervals: bulk {bulk}, largest outlier {top}. Sensitive is what changes more than the "
+        "token.",
+        {"the bulk": changes(bulk, factor), "the outliers": changes(top, factor)},
+    )
+
+
+def _lines(records: Sequence[Record]) -> tuple[Sweep, Sweep]:
+    """Bulk and largest outlier over the sink."""
+    return sweep(records, "sink", "bulk"), sweep(records, "sink", "top")
 
 
 SINK = Experiment("sink-scalar", "Sinks in scalar attention", SLIDES, points, measure, report)

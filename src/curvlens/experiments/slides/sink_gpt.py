@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from curvlens.data import Addition
+from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.learners import trained
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import SLIDES
 from curvlens.experiments.store import Config, Record
-from curvlens.experiments.sweeps import sweep
-from curvlens.experiments.verdicts import Finding
+from curvlens.experiments.sweeps import Sweep, sweep
+from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel
 from curvlens.losses import CrossEntropy
 from curvlens.operators import hessian
@@ -65,19 +67,21 @@ def report(records: Sequence[Record]) -> Report:
         ],
         columns=1,
     )
-    ratio = lines["top"].values / lines["middle"].values
-    ends = ratio.log().mean(0).exp()
-    tops = lines["top"].middle()
-    rises = [bool((row[-1] > row[0]).item()) for row in ratio]
-    finding = Finding(
+    return Report((chart,), (_stretched(lines["top"], lines["middle"]),), notes=marked(records, "sink", "biases"))
+
+
+def _stretched(top: Sweep, middle: Sweep) -> Finding:
+    """λ_max over the median of |λ|, with each sink over without, in pairs of one seed."""
+    stretch = top.values / middle.values
+    found = {sink: ratio(stretch[:, i], stretch[:, 0]) for i, sink in enumerate(top.x) if i}
+    tops = {sink: ratio(top.values[:, i], top.values[:, 0]) for i, sink in enumerate(top.x) if i}
+    return judged_parts(
         "sink-gpt",
-        "holds" if all(rises) else "holds when" if float(ends[-1]) > float(ends[0]) else "does not hold",
-        f"λ_max goes from {float(tops[0]):.3g} without a sink to {float(tops[-1]):.3g} with a bias of "
-        f"{lines['top'].x[-1]:g}, λ_max over the median of |λ| from {float(ends[0]):.2g} to {float(ends[-1]):.2g} "
-        f"(geometric means over {len(ratio)} trained models; larger in {sum(rises)} of them).",
-        "" if all(rises) else "on average, not in every model",
+        "λ_max over the median of |λ|, with a sink over without, geometric mean over the trained models with its 95 % "
+        f"interval: {'; '.join(f'bias {sink:g}: {each}' for sink, each in found.items())}. λ_max alone: "
+        f"{'; '.join(f'bias {sink:g}: {each}' for sink, each in tops.items())}.",
+        {f"a bias of {sink:g}": each.above() for sink, each in found.items()},
     )
-    return Report((chart,), (finding,))
 
 
 SINK_GPT = Experiment("sink-gpt", "Sinks in a trained GPT", SLIDES, points, measure, report)

@@ -10,13 +10,23 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus import scalar_attention
+from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.slides.scalar_layer import scalar_layer
+from curvlens.experiments.slides.sensitivity import changes
 from curvlens.experiments.sources import SLIDES
 from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, grid, sweep, where
-from curvlens.experiments.verdicts import Finding
+from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel
+
+EXACT = 1e-10
+"""Of the largest eigenvalue: eigenvalues that are closer are the same but for rounding."""
+OUTSIDE = 3.0
+"""So many times the bulk, an eigenvalue lies far outside it."""
+CONDITION = 10.0
+"""The factor by which the condition number has to change between the ends of the grid, where norms change 100 times."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -60,48 +70,66 @@ def _differentiated(x: Tensor, q: Tensor, k: Tensor, v: float, y: Tensor) -> Ten
 
 def report(records: Sequence[Record]) -> Report:
     """Bulk, outliers and condition number over the norm of the weights."""
-    apart = max(record.result["apart"] for record in records)
-    panels, texts = [], []
     conditions, ratios = [], []
-    for colour, d_k in enumerate((2, 8, 32)):
+    for colour, d_k in enumerate(_key_sizes(records)):
         of = where(records, d_k=d_k)
-        condition = sweep(of, "size", "condition")
-        conditions.append(condition.curve(f"$d_K = {d_k}$", colour=colour))
+        conditions.append(sweep(of, "size", "condition").curve(f"$d_K = {d_k}$", colour=colour))
         bulk, top = sweep(of, "size", "bulk"), sweep(of, "size", "outliers", 2)
         ratios.append(Sweep(bulk.x, top.values / bulk.values).curve(f"$d_K = {d_k}$", colour=colour))
-        ends = condition.middle()
-        texts.append(f"d_K = {d_k}: from {float(ends.min()):.2g} to {float(ends.max()):.2g}")
     label = r"norm of $w_Q$ and of $w_K$"
-    panels = [
-        Panel(conditions, (), "condition number", label, r"$\max|\lambda| / \min|\lambda|$", "log", "log"),
-        Panel(ratios, (), "largest outlier over the bulk", label, r"$\lambda_{\max} / |\mu|$", "log", "log"),
-    ]
     chart = Chart(
         "scalar",
         "Scalar attention: the spectrum in closed form",
         "Attention with scalar tokens and values and query and key weights in d_K dimensions. Left: the condition "
         "number of the Hessian. Right: the largest eigenvalue over the size of the bulk.",
-        panels,
+        [
+            Panel(conditions, (), "condition number", label, r"$\max|\lambda| / \min|\lambda|$", "log", "log"),
+            Panel(ratios, (), "largest outlier over the bulk", label, r"$\lambda_{\max} / |\mu|$", "log", "log"),
+        ],
     )
-    larger = [record.result["outliers"][2] / record.result["bulk"] for record in records]
-    inside = sum(max(map(abs, record.result["outliers"])) > 3 * record.result["bulk"] for record in records)
-    spread = [max(curve.y) / min(curve.y) for curve in conditions]
-    findings = (
-        Finding(
-            "scalar-bulk",
-            "holds" if apart < 1e-10 else "does not hold",
-            f"The closed form is the spectrum of the differentiated loss to {apart:.0e} of its largest eigenvalue, "
-            "for d_K = 2, 8 and 32: d_K − 1 pairs ±μ and three others. The largest of those is 3 times the bulk or "
-            f"more in {inside / len(records):.0%} of the cases; λ_max/|μ| goes from {min(larger):.2g} to "
-            f"{max(larger):.2g}.",
-        ),
-        Finding(
-            "scalar-condition",
-            "holds" if min(spread) > 10 else "does not hold",
-            "Condition number over norms from 0.1 to 10, mean over the seeds: " + "; ".join(texts) + ".",
-        ),
+    return Report((chart,), (_bulk(records), _condition(records)), notes=marked(records, "size", "norms"))
+
+
+def _key_sizes(records: Sequence[Record]) -> list[int]:
+    return sorted({record.config["d_k"] for record in records})
+
+
+def _bulk(records: Sequence[Record]) -> Finding:
+    """The closed form against differentiation; and whether its three others ever lie far outside the bulk."""
+    parts: dict[str, bool | None] = {}
+    texts = []
+    for d_k in _key_sizes(records):
+        results = [record.result for record in where(records, d_k=d_k)]
+        apart = max(result["apart"] for result in results)
+        pairs = {result["multiplicity"] for result in results}
+        outside = sum(max(map(abs, result["outliers"])) > OUTSIDE * result["bulk"] for result in results)
+        parts[f"d_K = {d_k}"] = apart < EXACT and pairs == {d_k - 1} and outside > 0
+        told = " or ".join(map(str, sorted(pairs)))
+        texts.append(f"d_K = {d_k}: {told} pairs, {apart:.0e} apart, outside in {outside / len(results):.0%}")
+    return judged_parts(
+        "scalar-bulk",
+        "Pairs ±μ of the closed form, its largest distance from the eigenvalues of the differentiated loss in units of "
+        f"the largest (the same if below {EXACT:g}), and how often one of the three others is more than {OUTSIDE:g} "
+        f"times the bulk: {'; '.join(texts)}.",
+        parts,
     )
-    return Report((chart,), findings)
+
+
+def _condition(records: Sequence[Record]) -> Finding:
+    """Between the smallest and the largest norm, in pairs of one seed."""
+    parts, texts = {}, []
+    for d_k in _key_sizes(records):
+        line = sweep(where(records, d_k=d_k), "size", "condition")
+        found = ratio(line.values[:, -1], line.values[:, 0])
+        parts[f"d_K = {d_k}"] = changes(found, CONDITION)
+        texts.append(f"d_K = {d_k}: {found}")
+    sizes = sorted({record.config["size"] for record in records})
+    return judged_parts(
+        "scalar-condition",
+        f"Condition number at norms of {sizes[-1]:g} over that at {sizes[0]:g}, geometric mean over the seeds with its "
+        f"95 % interval: {'; '.join(texts)}. Sensitive is what changes more than {CONDITION:g} times.",
+        parts,
+    )
 
 
 SCALAR = Experiment("scalar", "The spectrum of scalar attention", SLIDES, points, measure, report)

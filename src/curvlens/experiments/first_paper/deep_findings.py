@@ -1,0 +1,140 @@
+"""What Figure 6 says of Appendix G: every layer of a deep Transformer beside a single layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from curvlens.experiments.comparisons import ROUNDING, between, seeds
+from curvlens.experiments.first_paper.depths import depths, layers, of_layer
+from curvlens.experiments.first_paper.growth import LARGE, SMALL
+from curvlens.experiments.parts import SIGNS
+from curvlens.experiments.ranges import LOCAL, following, judged_range, told
+from curvlens.experiments.store import Record
+from curvlens.experiments.sweeps import mean
+from curvlens.experiments.verdicts import Finding, judged_parts
+
+PREDICTED = {("V", "outer"): 2, ("Q", "outer"): 6, ("Q", "functional"): 5}
+"""Powers of a single layer; the value's functional part is zero there."""
+MOST = 0.95
+"""The share of cases that is called all of them."""
+CLOSELY = 0.5
+"""How near to a power a slope is that follows it quite closely."""
+EARLY = 1
+"""The layer whose power is compared between depths: the one next to the embeddings, which every depth has."""
+
+
+def findings(records: Sequence[Record]) -> tuple[Finding, ...]:
+    """One for each sentence."""
+    return _same(records), _lower(records), _beyond(records), _top(records), _value_functional(records)
+
+
+def _name(letter: str, part: str) -> str:
+    return f"{SIGNS[part]}({letter})"
+
+
+def _same(records: Sequence[Record]) -> Finding:
+    """The powers of a single layer at all σ of (0, 1)."""
+    curves = [
+        (of_layer(records, depth, letter, layer, part).within(0, 1), float(power))
+        for (letter, part), power in PREDICTED.items()
+        for depth, layer in layers(records)
+    ]
+    where = following(curves)
+    worst = {
+        window: max(abs(curve.law(window).slope - power) for curve, power in curves)
+        for window in (SMALL, (SMALL[1], 1.0))
+    }
+    return judged_range(
+        "deep-same",
+        "Over all depths and layers the slopes of H_o(V), H_o(Q) and H_f(Q) differ from 2, 6 and 5 by up to "
+        + ", ".join(f"{apart:.3f} for σ from {low:g} to {high:g}" for (low, high), apart in worst.items())
+        + f"; all local slopes are within {LOCAL:g} for {told(where)}.",
+        where,
+    )
+
+
+def _lower(records: Sequence[Record]) -> Finding:
+    """Whether each layer's block is smaller than the next one's, at all σ < 1."""
+    counts = {"outer": [0, 0], "functional": [0, 0]}
+    for depth, layer in layers(records):
+        for letter, part in PREDICTED if layer < depth else ():
+            one, next_ = (of_layer(records, depth, letter, n, part).within(0, 1).values for n in (layer, layer + 1))
+            known = one.isfinite() & next_.isfinite()
+            counts[part][0] += int((one < next_)[known].sum())
+            counts[part][1] += int(known.sum())
+    shares = {part: smaller / max(1, total) for part, (smaller, total) in counts.items()}
+    return judged_parts(
+        "deep-lower",
+        "Of all pairs of neighbouring layers at σ ≤ 1 the earlier one has the smaller block in "
+        f"{shares['outer']:.0%} (outer) and {shares['functional']:.0%} (functional) of the cases; {MOST:.0%} are "
+        "asked for.",
+        {f"the {part} part": share >= MOST for part, share in shares.items()},
+    )
+
+
+def _beyond(records: Sequence[Record]) -> Finding:
+    """Whether the power of the layer next to the embeddings rises with the number of layers above it."""
+    texts: list[str] = []
+    parts: dict[str, bool | None] = {}
+    most = max(depths(records))
+    for letter in ("V", "Q"):
+        of = {depth: of_layer(records, depth, letter, EARLY, "total").powers(LARGE) for depth in depths(records)}
+        powers = [float(of[depth].mean()) for depth in of]
+        rising = all(a < b for a, b in pairwise(powers)) and len(powers) > 1
+        more = mean("", (of[most] - of[min(of)]).tolist())
+        told = between(more, 0, math.inf)
+        parts[_name(letter, "total")] = told if rising else False
+        texts.append(
+            f"{_name(letter, 'total')} {', '.join(f'{power:.2f}' for power in powers)}; from the lowest to the "
+            f"highest depth {more.value:+.2f} ± {more.error:.2f}"
+            + ("" if told is not None else f", which {seeds(len(of[most]))} cannot tell from 0")
+        )
+    return judged_parts(
+        "deep-beyond",
+        f"Slopes of layer {EARLY} for σ from {LARGE[0]:g} to {LARGE[1]:g} at depths "
+        f"{', '.join(map(str, depths(records)))}: {'. '.join(texts)}.",
+        parts,
+    )
+
+
+def _top(records: Sequence[Record]) -> Finding:
+    """The top layer of networks of several layers beyond σ = 1."""
+    texts, parts = [], {}
+    for letter, part, power in (("Q", "total", PREDICTED["Q", "functional"]), ("V", "outer", PREDICTED["V", "outer"])):
+        for depth in depths(records):
+            if depth > 1:
+                slope = of_layer(records, depth, letter, depth, part).law(LARGE).slope
+                parts[f"{_name(letter, part)} at depth {depth}"] = abs(slope - power) <= CLOSELY
+                texts.append(f"{_name(letter, part)} at depth {depth} {slope:.2f} ({power})")
+    return judged_parts(
+        "deep-top",
+        f"Slopes of the top layer for σ from {LARGE[0]:g} to {LARGE[1]:g} (of a single layer): {', '.join(texts)}. "
+        f"Closely is within {CLOSELY:g}.",
+        parts,
+    )
+
+
+def _value_functional(records: Sequence[Record]) -> Finding:
+    """The value's functional part beside the outer one, in all layers below the top."""
+    parts: dict[str, bool | None] = {}
+    shares, powers, outer_powers = [], [], []
+    for depth, layer in layers(records):
+        if layer == depth:
+            continue
+        outer, functional = (of_layer(records, depth, "V", layer, part) for part in ("outer", "functional"))
+        known = outer.values.isfinite()
+        share = (functional.values / outer.values).nan_to_num(0.0)[known]  # what has no float64 counts as zero
+        parts[f"layer {layer} of {depth}"] = bool((share > ROUNDING).all()) and bool(known.any())
+        shares += share.tolist()
+        if parts[f"layer {layer} of {depth}"]:
+            powers.append(functional.law(SMALL).slope)
+            outer_powers.append(outer.law(SMALL).slope)
+    text = f"‖H_f(V)‖/‖H_o(V)‖ below the top is {min(shares):.1e} to {max(shares):.1e}" if shares else "No such layer"
+    if powers:
+        text += (
+            f"; for σ ≤ 0.1 H_f(V) grows with σ^{min(powers):.3f} to σ^{max(powers):.3f}, H_o(V) with "
+            f"σ^{min(outer_powers):.3f} to σ^{max(outer_powers):.3f}"
+        )
+    return judged_parts("deep-value-functional", f"{text}. Zero is at most {ROUNDING:.0e}.", parts)
