@@ -1,6 +1,6 @@
 """The verdict page of the documentation, and its figures, from the stored results of the full run.
 
-    python examples/verdicts.py results docs
+python examples/verdicts.py results docs
 """
 
 from __future__ import annotations

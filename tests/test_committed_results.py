@@ -23,7 +23,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 def shown() -> list[Shown]:
     sys.path.insert(0, str(ROOT / "examples"))
     try:
-        from verdicts import reported  # type: ignore[import-not-found]
+        from verdicts import reported
     finally:
         sys.path.pop(0)
     found: list[Shown] = reported(RESULTS)
@@ -54,7 +54,8 @@ def test_every_claim_that_an_experiment_bears_on_is_judged(shown: list[Shown]) -
 
 
 def test_reference_numbers_agree(shown: list[Shown]) -> None:
+    """All of the independent reproduction; of the published ones, the fits of Figure 3a up to σ = 1 do not."""
     comparisons = compared([number for each in shown for number in each.report.numbers])
     assert len(comparisons) > 25
-    differing = [each.reference.what for each in comparisons if not each.agrees]
-    assert len(differing) <= 1, differing
+    differing = {each.reference.name for each in comparisons if each.outcome == "differs"}
+    assert {name for name in differing if not name.startswith("fig3a") or "to 1" not in name} == set()

@@ -24,8 +24,8 @@ APART = 0.5
 
 
 def points(effort: Effort) -> list[Config]:
-    """Without norms."""
-    return growth.points("none", effort, growth.sigmas(effort))
+    """Without norms; also where the ranges of the reference numbers meet."""
+    return growth.points("none", effort, sorted({*growth.sigmas(effort), growth.SMALL[1], growth.LARGE[0]}))
 
 
 def report(records: Sequence[Record]) -> Report:

@@ -21,7 +21,7 @@ PRACTICAL = (0.0, 1.0)
 
 def points(effort: Effort) -> list[Config]:
     """Those of Figure 3a, and evenly spaced ones from 0.1 to 1."""
-    even = [round(x, 6) for x in np.linspace(0.1, 1, 10 if effort.quick else 20)]
+    even = [round(float(x), 6) for x in np.linspace(0.1, 1, 10 if effort.quick else 20)]
     known = growth.points("none", effort, growth.sigmas(effort))
     have = {config["sigma"] for config in known}
     return [*known, *growth.points("none", effort, [sigma for sigma in even if sigma not in have])]
