@@ -50,8 +50,7 @@ def judged_parts(claim: str, measured: str, parts: Mapping[str, bool | None]) ->
     >>> judged_parts("a", "", {"the query": True, "the value": False}).regime
     'the query'
     """
-    found = list(parts.values())
-    if False in found:
-        true = "; ".join(name for name, holds in parts.items() if holds)
-        return judged(claim, measured, holds=None if None in found and not true else False, when=true)
-    return judged(claim, measured, holds=None if None in found or not found else True)
+    true = [name for name, holds in parts.items() if holds]
+    if parts and len(true) == len(parts):
+        return judged(claim, measured, holds=True)
+    return judged(claim, measured, holds=None if None in parts.values() or not parts else False, when="; ".join(true))
