@@ -516,7 +516,9 @@ def test_the_command_measures_draws_and_judges(tmp_path: Path) -> None:
     pages = tmp_path / "results" / "quick-2-seeds"
     page = (pages / "index.html").read_text()
     assert "<svg" in page
-    assert page.count(">open<") >= len(CLAIMS) - 4  # two seeds leave some of the four open
+    assert page.count(">open<") == len(CLAIMS) - 4
+    assert page.count(">undecided<") == 3  # of the four claims two seeds decide one
+    assert page.count("This cannot be told with 2 seeds") == 3
     text = (pages / "verdicts.md").read_text()
     assert "figures/fig1.svg" in text
     assert (pages / "figures" / "fig4.png").stat().st_size > 5_000

@@ -71,12 +71,12 @@ def test_the_condition_number() -> None:
     assert verdict("scalar", "scalar-condition", scalar()) == "holds"
     assert verdict("scalar", "scalar-condition", scalar(power=-2.0)) == "holds"
     assert verdict("scalar", "scalar-condition", scalar(power=0.1)) == "does not hold"
-    assert verdict("scalar", "scalar-condition", scalar(), seeds=1) == "open"
+    assert verdict("scalar", "scalar-condition", scalar(), seeds=1) == "undecided"
 
 
 @pytest.mark.parametrize(
     ("bulk", "top", "said"),
-    [(-0.2, 0.2, "holds"), (0.2, -0.2, "does not hold"), (-0.2, -0.2, "holds when"), (0.0, 0.0, "open")],
+    [(-0.2, 0.2, "holds"), (0.2, -0.2, "does not hold"), (-0.2, -0.2, "holds when"), (0.0, 0.0, "undecided")],
 )
 def test_sinks_in_scalar_attention(bulk: float, top: float, said: str) -> None:
     def make(c: Mapping[str, Any]) -> dict[str, float]:
@@ -89,7 +89,7 @@ def test_sinks_in_scalar_attention(bulk: float, top: float, said: str) -> None:
     if said == "holds when":
         assert "the bulk shrinks" in finding.regime
         assert "outliers" not in finding.regime
-    if said == "open":
+    if said == "undecided":
         assert "6 seeds cannot tell from 1" in finding.measured
 
 
@@ -112,7 +112,7 @@ def test_sinks_in_a_gpt(stretch: Sequence[float], said: str) -> None:
         return {"top": 50 * factor, "bottom": 1.0, "middle": 0.01, "norm": 1.0, "loss": 1.0}
 
     assert verdict("sink-gpt", "sink-gpt", make, seeds=5) == said
-    assert verdict("sink-gpt", "sink-gpt", make, seeds=1) == "open"
+    assert verdict("sink-gpt", "sink-gpt", make, seeds=1) == "undecided"
 
 
 def gauss_newton(worse: Iterable[tuple[str, float]]) -> Make:
@@ -130,7 +130,7 @@ def test_the_gauss_newton_matrix_at_the_top() -> None:
     every = {(network, residual) for network in ATTENTION for residual in (0.1, 1.0, 10.0)}
     assert verdict("ggn-top", "ggn-top", gauss_newton(every)) == "holds"
     assert verdict("ggn-top", "ggn-top", gauss_newton(())) == "does not hold"
-    assert verdict("ggn-top", "ggn-top", gauss_newton(every), seeds=2) == "open"
+    assert verdict("ggn-top", "ggn-top", gauss_newton(every), seeds=2) == "undecided"
     some = found("ggn-top", "ggn-top", gauss_newton({("scalar", 1.0)}))
     assert some.verdict == "holds when"
     assert some.regime.count("scalar attention against") == 2
@@ -231,7 +231,7 @@ def test_growth_with_depth(pre: float, post: float, none: float, said: str) -> N
     finding = found("depth", "depth-growth", make, 5)
     assert finding.verdict == said
     assert ("slower growth with Pre-LN than with Post-LN" in finding.regime) == (said == "holds when" and pre < post)
-    assert verdict("depth", "depth-growth", make, seeds=1) == "open"
+    assert verdict("depth", "depth-growth", make, seeds=1) == "undecided"
 
 
 def training(norm: Callable[[Mapping[str, Any]], float], own: float = 1.0, zero: float = 0.0) -> Make:
@@ -305,7 +305,7 @@ def test_a_random_walk_has_no_phases(quick: bool) -> None:
     walks = torch.cat([torch.zeros(150, 5, 1), 0.05 * noise.cumsum(2)], 2)[..., steps]
     found = [_phases(Sweep(tuple(steps), walk.exp())).verdict for walk in walks]
     assert found.count("holds") <= 2
-    assert 0.9 * len(found) < found.count("open") < len(found)
+    assert 0.9 * len(found) < found.count("undecided") < len(found)
 
 
 # References

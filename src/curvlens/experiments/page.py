@@ -200,7 +200,7 @@ th {{ position: sticky; top: 0; background: #fff; }}
 small {{ color: #666; }} figure {{ margin: 1rem 0 2rem; }} figure svg {{ max-width: 100%; height: auto; }}
 figcaption {{ color: #444; max-width: 50rem; }}
 .holds {{ color: #006d4f; }} .holds-when {{ color: #8a5a00; }}
-.does-not-hold {{ color: #a3260f; }} .open {{ color: #777; }}
+.does-not-hold {{ color: #a3260f; }} .open, .undecided {{ color: #777; }}
 </style></head><body>
 <h1>The papers, measured</h1><p>{effort}</p>
 <h2>Verdicts</h2>

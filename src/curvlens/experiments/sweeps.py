@@ -77,6 +77,11 @@ class Sweep:
         centred = x - x.mean()
         return usable.values.log() @ centred / centred.square().sum()
 
+    @property
+    def fits(self) -> bool:
+        """Whether there are numbers enough for a power law."""
+        return len(self.finite().x) >= 3 and len(self.values) > 0
+
     def law(self, window: tuple[float, float] | None = None, tolerance: float = 0.05) -> PowerLaw:
         """The power law, in a window or in the widest one where it is one."""
         usable = self.finite()

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["holds", "holds when", "does not hold", "open"]
+Verdict = Literal["holds", "holds when", "does not hold", "undecided"]
+"""Undecided is what the repeats cannot tell. A claim on which no finding bears is open."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def judged(claim: str, measured: str, *, holds: bool | None, when: str = "") -> 
         return Finding(claim, "holds", measured)
     if when:
         return Finding(claim, "holds when", measured, when)
-    return Finding(claim, "open" if holds is None else "does not hold", measured)
+    return Finding(claim, "undecided" if holds is None else "does not hold", measured)
 
 
 def judged_parts(claim: str, measured: str, parts: Mapping[str, bool | None]) -> Finding:
@@ -50,8 +51,7 @@ def judged_parts(claim: str, measured: str, parts: Mapping[str, bool | None]) ->
     >>> judged_parts("a", "", {"the query": True, "the value": False}).regime
     'the query'
     """
-    found = list(parts.values())
-    if False in found:
-        true = "; ".join(name for name, holds in parts.items() if holds)
-        return judged(claim, measured, holds=None if None in found and not true else False, when=true)
-    return judged(claim, measured, holds=None if None in found or not found else True)
+    true = [name for name, holds in parts.items() if holds]
+    if parts and len(true) == len(parts):
+        return judged(claim, measured, holds=True)
+    return judged(claim, measured, holds=None if None in parts.values() or not parts else False, when="; ".join(true))

@@ -97,22 +97,22 @@ def report(records: Sequence[Record]) -> Report:
     for letter, part, power in rows:
         hollow = (letter, part) == ("V", "functional")
         name = f"fig6 {letter} {part} small" + (" below the top" if hollow else "")
-        slopes = [
-            of_layer(records, depth, letter, layer, part).slope(name, SMALL)
-            for depth, layer in layers(records)
-            if layer < depth or not hollow
-        ]
+        found = [of_layer(records, depth, letter, layer, part) for depth, layer in _below(records, hollow)]
+        slopes = [line.slope(name, SMALL) for line in found if line.fits]
         if slopes:
             numbers.append(max(slopes, key=lambda slope, power=power: abs(slope.value - power)))  # type: ignore[misc]
     laws = tuple(
-        of_layer(records, depth, letter, layer, part).fitted(
-            f"depth {depth}, layer {layer}: {SIGNS[part]}({letter}, {letter})", power
-        )
+        line.fitted(f"depth {depth}, layer {layer}: {SIGNS[part]}({letter}, {letter})", power)
         for letter, part, power in rows
-        for depth, layer in layers(records)
-        if (letter, part) != ("V", "functional") or layer < depth
+        for depth, layer in _below(records, (letter, part) == ("V", "functional"))
+        if (line := of_layer(records, depth, letter, layer, part)).fits
     )
     return Report((chart,), deep_findings.findings(records), tuple(numbers), laws, marked(records))
+
+
+def _below(records: Sequence[Record], hollow: bool) -> list[tuple[int, int]]:
+    """Depths and layers, without the top layers if a part is zero there."""
+    return [(depth, layer) for depth, layer in layers(records) if layer < depth or not hollow]
 
 
 FIG6 = Experiment(

@@ -70,7 +70,7 @@ def report(records: Sequence[Record]) -> Report:
         share, entropy = sweep(of, "seen", "share"), sweep(of, "seen", "entropy")
         curves.append(share.curve(rf"tokens of size {size:g}", shares=True, colour=colour))
         most = mean("", share.values[:, -1].tolist())
-        holds = between(most, HALF, 1.0)
+        holds = between(most, HALF, math.inf)
         parts[f"tokens of size {size:g}"] = holds
         texts.append(
             f"tokens of size {size:g}: "

@@ -111,7 +111,7 @@ def _even(entropies: Mapping[str, Sweep]) -> Finding:
     texts = []
     for variance, found in entropies.items():
         last = mean("", found.values[:, -1].tolist())
-        parts[f"weights of variance {variance}"] = between(last, EVEN, 1 + 1e-9)
+        parts[f"weights of variance {variance}"] = between(last, EVEN, math.inf)
         levels = ", ".join(f"{level:.3f}" for level in found.values.mean(0).tolist())
         texts.append(f"weights of variance {variance}: {levels}, the last ± {last.error:.3f}")
     sizes = ", ".join(f"{x:g}" for x in next(iter(entropies.values())).x)

@@ -21,6 +21,7 @@ from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import grid, sweep, where
 from curvlens.figures.charts import Chart, Panel, Slope
 
+SIGMAS = (0.01, 10.0)
 SEQUENCES = 64
 EXACTLY = 0.001
 """How far a local slope may be from the power of a network that is linear in its data."""
@@ -33,7 +34,7 @@ def points(effort: Effort) -> list[Config]:
         {"depth": depth, "width": width, "sigma": sigma, "seed": seed}
         for depth in (1, 2, 3, 4, 5)
         for seed in effort.repeats(3, 10)
-        for sigma in grid(0.01, 10, count)
+        for sigma in grid(*SIGMAS, count)
     ]
 
 
@@ -62,7 +63,7 @@ def report(records: Sequence[Record]) -> Report:
     for depth in depths(records):
         of = where(records, depth=depth)
         lines = [sweep(of, "sigma", "norms", i) for i in range(depth)]
-        slopes += [line.slope("fig8 slope", (0.01, 10.0)) for line in lines]
+        slopes += [line.slope("fig8 slope", SIGMAS) for line in lines]
         every += lines
         first = lines[0].curve("")
         guide = Slope(2, (first.x[0], first.x[-1]), (first.x[0], first.y[0] / 4), r"$\sigma^2$")

@@ -122,10 +122,11 @@ def _one_hot(records: Sequence[Record], entropy: Sweep) -> Finding:
                 f"{signed(part, block)} {cold:.1g} of {most:.2g}" + (f" (underflows in {seeds(gone)})" if gone else "")
             )
     value = line(records, "temperature", "VV", "outer").values[:, 0]
+    stays = f"stays at {float(value.median()):.2g}" if bool(value.isfinite().all()) else "underflows"
     return judged_parts(
         "one-hot",
         f"At t = {entropy.x[0]:g} (mean entropy {float(entropy.values[:, 0].mean()):.1e} of its largest) the median "
-        f"norm over the seeds, of the largest over t: {', '.join(texts)}; H_o(V,V) stays at {float(value.mean()):.2g}. "
+        f"norm over the seeds, of the largest over t: {', '.join(texts)}; H_o(V,V) {stays}. "
         f"To vanish is to be less than {VANISHED:g} of the largest.",
         parts,
     )
