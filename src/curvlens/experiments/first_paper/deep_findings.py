@@ -10,10 +10,10 @@ from curvlens.experiments.comparisons import ROUNDING, between, seeds
 from curvlens.experiments.first_paper.depths import depths, layers, of_layer
 from curvlens.experiments.first_paper.growth import LARGE, SMALL
 from curvlens.experiments.parts import SIGNS
-from curvlens.experiments.ranges import LOCAL, following, judged_range, told
+from curvlens.experiments.ranges import LOCAL, following, told
 from curvlens.experiments.store import Record
 from curvlens.experiments.sweeps import mean
-from curvlens.experiments.verdicts import Finding, judged_parts
+from curvlens.experiments.verdicts import Finding, judged, judged_parts
 
 PREDICTED = {("V", "outer"): 2, ("Q", "outer"): 6, ("Q", "functional"): 5}
 """Powers of a single layer; the value's functional part is zero there."""
@@ -35,23 +35,32 @@ def _name(letter: str, part: str) -> str:
 
 
 def _same(records: Sequence[Record]) -> Finding:
-    """The powers of a single layer at all σ of (0, 1)."""
-    curves = [
-        (of_layer(records, depth, letter, layer, part).within(0, 1), float(power))
-        for (letter, part), power in PREDICTED.items()
-        for depth, layer in layers(records)
-    ]
-    where = following(curves)
+    """The powers of a single layer at all σ of (0, 1): in all depths together, or in each as far as it goes."""
+    curves = {
+        depth: [
+            (of_layer(records, depth, letter, layer, part).within(0, 1), float(power))
+            for (letter, part), power in PREDICTED.items()
+            for layer in range(1, depth + 1)
+        ]
+        for depth in depths(records)
+    }
+    together = [pair for pairs in curves.values() for pair in pairs]
+    where = following(together)
+    own = {depth: following(pairs) for depth, pairs in curves.items()}
     worst = {
-        window: max(abs(curve.law(window).slope - power) for curve, power in curves)
+        window: max(abs(curve.law(window).slope - power) for curve, power in together)
         for window in (SMALL, (SMALL[1], 1.0))
     }
-    return judged_range(
+    each = "; ".join(f"depth {depth}: {found.said()}" for depth, found in own.items() if found)
+    return judged(
         "deep-same",
         "Over all depths and layers the slopes of H_o(V), H_o(Q) and H_f(Q) differ from 2, 6 and 5 by up to "
         + ", ".join(f"{apart:.3f} for σ from {low:g} to {high:g}" for (low, high), apart in worst.items())
-        + f"; all local slopes are within {LOCAL:g} for {told(where)}.",
-        where,
+        + f"; all local slopes are within {LOCAL:g} for {told(where)}, by depth: "
+        + ", ".join(f"{told(found)} ({depth})" for depth, found in own.items())
+        + ".",
+        holds=where is not None and where.whole,
+        when=where.said() if where else each,
     )
 
 
@@ -82,14 +91,14 @@ def _beyond(records: Sequence[Record]) -> Finding:
     for letter in ("V", "Q"):
         of = {depth: of_layer(records, depth, letter, EARLY, "total").powers(LARGE) for depth in depths(records)}
         powers = [float(of[depth].mean()) for depth in of]
-        rising = all(a < b for a, b in pairwise(powers)) and len(powers) > 1
+        rising = all(a < b for a, b in pairwise(powers))
         more = mean("", (of[most] - of[min(of)]).tolist())
-        told = between(more, 0, math.inf)
-        parts[_name(letter, "total")] = told if rising else False
+        decided = between(more, 0, math.inf) if len(powers) > 1 else None
+        parts[_name(letter, "total")] = decided if rising else False
         texts.append(
             f"{_name(letter, 'total')} {', '.join(f'{power:.2f}' for power in powers)}; from the lowest to the "
             f"highest depth {more.value:+.2f} ± {more.error:.2f}"
-            + ("" if told is not None else f", which {seeds(len(of[most]))} cannot tell from 0")
+            + ("" if decided is not None else f", which {seeds(len(of[most]))} cannot tell from 0")
         )
     return judged_parts(
         "deep-beyond",

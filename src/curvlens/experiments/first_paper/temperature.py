@@ -114,7 +114,7 @@ def _one_hot(records: Sequence[Record], entropy: Sweep) -> Finding:
     for block in ("QQ", "KK", "QK"):
         for part in SPLIT:
             found = line(records, "temperature", block, part)
-            cold = float(found.values[:, 0].nan_to_num(0.0).median())
+            cold = float(found.values[:, 0].nan_to_num(0.0).mean())
             most = largest(found.finite().middle())
             parts[signed(part, block)] = cold < VANISHED * most
             gone = int(found.values[:, 0].isnan().sum())
@@ -122,10 +122,10 @@ def _one_hot(records: Sequence[Record], entropy: Sweep) -> Finding:
                 f"{signed(part, block)} {cold:.1g} of {most:.2g}" + (f" (underflows in {seeds(gone)})" if gone else "")
             )
     value = line(records, "temperature", "VV", "outer").values[:, 0]
-    stays = f"stays at {float(value.median()):.2g}" if bool(value.isfinite().all()) else "underflows"
+    stays = f"stays at {float(value.mean()):.2g}" if bool(value.isfinite().all()) else "underflows"
     return judged_parts(
         "one-hot",
-        f"At t = {entropy.x[0]:g} (mean entropy {float(entropy.values[:, 0].mean()):.1e} of its largest) the median "
+        f"At t = {entropy.x[0]:g} (mean entropy {float(entropy.values[:, 0].mean()):.1e} of its largest) the mean "
         f"norm over the seeds, of the largest over t: {', '.join(texts)}; H_o(V,V) {stays}. "
         f"To vanish is to be less than {VANISHED:g} of the largest.",
         parts,
