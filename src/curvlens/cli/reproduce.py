@@ -7,15 +7,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from curvlens.cli.pages import Pages
 from curvlens.errors import CurvlensError, nearest
 from curvlens.experiments import EXPERIMENTS, Effort, Experiment, Report, Store, measured, missing, named, run
-from curvlens.experiments.page import Shown
+from curvlens.experiments.claims import CLAIMS
+from curvlens.experiments.page import Shown, with_error
 from curvlens.experiments.reference import compared
 
 QUIET = 30.0
@@ -48,19 +51,32 @@ def show_experiments(wanted: Wanted) -> None:
     try:
         _measure(chosen, wanted, store)
     except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped. What is measured is kept; the same command goes on from there.")
+        left = len(missing(chosen, wanted.effort, store))
+        Console(stderr=True).print(
+            f"Stopped with {left} points left. What is measured is kept in {wanted.results}; the same command goes on.",
+            highlight=False,
+            markup=False,
+        )
         raise
     shown = [each for each in (_shown(each, wanted.effort, store) for each in EXPERIMENTS) if each is not None]
     if not shown:
-        raise CurvlensError(
-            f"Nothing is measured with these settings in {str(wanted.results)!r}. Give those of a run that was, "
-            "--quick or --seeds, or measure: curvlens reproduce all --quick."
-        )
+        raise CurvlensError(_nothing(wanted))
     records = {key: record for each in EXPERIMENTS for key, record in store.records(each.stored_as).items()}
     written = pages.write(shown, records)
     _tell([each for each in shown if each.experiment in chosen], console)
-    for file in written:
+    *others, page = written
+    for file in others:
         console.print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\nOpen {page} for all verdicts and figures.", highlight=False, markup=False, soft_wrap=True)
+
+
+def _nothing(wanted: Wanted) -> str:
+    folder = wanted.results
+    if not folder.is_dir():
+        return f"There is no folder {str(folder)!r}. Measure first: curvlens reproduce all --quick."
+    others = sorted(page.parent.name for page in folder.glob("*/index.html"))
+    there = f"There are pages of: {', '.join(others)}." if others else "Measure first: curvlens reproduce all --quick."
+    return f"No experiment is complete with the settings {wanted.effort.name!r} in {str(folder)!r}. {there}"
 
 
 def cores() -> int:
@@ -69,17 +85,15 @@ def cores() -> int:
 
 
 def _chosen(names: Sequence[str]) -> list[Experiment]:
-    if "all" in names:
-        return list(EXPERIMENTS)
+    known = [each.name for each in EXPERIMENTS]
+    for name in names:
+        if name not in (*known, "all", "verdicts"):
+            raise CurvlensError(f"There is no experiment {name[:60]!r}. {nearest(name, [*known, 'all', 'verdicts'])}")
     if "verdicts" in names:
         if len(names) > 1:
             raise CurvlensError("'verdicts' writes the page from what is stored; give it alone.")
         return []
-    known = [each.name for each in EXPERIMENTS]
-    for name in names:
-        if name not in known:
-            raise CurvlensError(f"There is no experiment {name[:60]!r}. {nearest(name, [*known, 'all', 'verdicts'])}")
-    return [named(name) for name in dict.fromkeys(names)]
+    return list(EXPERIMENTS) if "all" in names else [named(name) for name in dict.fromkeys(names)]
 
 
 def _list(wanted: Wanted, store: Store, console: Console) -> None:
@@ -108,6 +122,7 @@ def _measure(chosen: Sequence[Experiment], wanted: Wanted, store: Store) -> None
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
+        TextColumn("left"),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("points", total=None)
@@ -137,23 +152,23 @@ def _shown(experiment: Experiment, effort: Effort, store: Store) -> Shown | None
 
 
 def _tell(shown: Sequence[Shown], console: Console) -> None:
+    statements = {claim.name: claim.statement for claim in CLAIMS}
+    plain: dict[str, Any] = {"highlight": False, "soft_wrap": True}
     for each in shown:
         console.print(f"\n[bold]{each.experiment.name}[/bold]  {each.experiment.title}", highlight=False)
         for comparison in compared(each.report.numbers):
             colour = {"agrees": "green", "differs": "red"}.get(comparison.outcome, "yellow")
             ours, reference = comparison.measured, comparison.reference
             console.print(
-                f"  {reference.what}: {ours.value:.5g} ± {ours.error:.1g}, {reference.source} {reference.value:g} ± "
-                f"{reference.error:g}: [{colour}]{comparison.outcome}[/{colour}]",
+                f"  {reference.what}: {with_error(ours.value, ours.error)}, {reference.source} "
+                f"{with_error(reference.value, reference.error)}: [{colour}]{comparison.outcome}[/{colour}]",
                 highlight=False,
                 soft_wrap=True,
             )
         for finding in each.report.findings:
-            console.print(
-                f"  {finding.claim}: [bold]{finding.verdict}[/bold]. {finding.measured}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            regime = f" {finding.regime}" if finding.regime else ""
+            console.print(f"  [bold]{finding.verdict}[/bold]{escape(regime)}: {statements[finding.claim]}", **plain)
+            console.print(f"    {finding.measured}", markup=False, style="dim", **plain)
         for note in each.report.notes:
             console.print(f"  {note}", style="yellow", highlight=False, soft_wrap=True)
 

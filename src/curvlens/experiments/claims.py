@@ -1,6 +1,6 @@
 """Every claim of the papers that can be measured, in the order of the sources.
 
-A new one is added here; the experiment that measures it names it in a `Finding`. Until one does, it is open.
+A new one is added here; the experiment that measures it names it in a `Finding`. Until there is one, it is open.
 """
 
 from __future__ import annotations
@@ -212,7 +212,10 @@ CLAIMS = (
         "convergence",
         "The loss landscape converges with the size of the data set, at the rate 1/k.",
         f"{SECOND}, abstract",
+        open=True,
     ),
-    Claim("conditioning-data", "Larger data sets give better conditioned Hessians.", f"{ARTICLE}, Section 7.2"),
-    Claim("spectrum-size", "Larger models have wider Hessian spectra.", f"{ARTICLE}, Section 7.2"),
+    Claim(
+        "conditioning-data", "Larger data sets give better conditioned Hessians.", f"{ARTICLE}, Section 7.2", open=True
+    ),
+    Claim("spectrum-size", "Larger models have wider Hessian spectra.", f"{ARTICLE}, Section 7.2", open=True),
 )

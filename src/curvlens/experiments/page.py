@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from curvlens.experiments.claims import CLAIMS
 from curvlens.experiments.experiment import Effort, Experiment, Law, Report
-from curvlens.experiments.reference import COARSE, NORMAL, Comparison, compared, references
-from curvlens.experiments.verdicts import Finding
+from curvlens.experiments.reference import COARSE, Comparison, compared, references
+from curvlens.experiments.sources import CITED
+from curvlens.experiments.verdicts import Claim, Finding
 
 MARK = "<!-- written by curvlens reproduce -->"
 
@@ -29,8 +31,22 @@ def _findings(shown: Sequence[Shown]) -> dict[str, tuple[Finding, Shown]]:
 
 
 def _effort(effort: Effort) -> str:
-    settings = "Quick settings: small models and few seeds" if effort.quick else "Full settings"
-    return settings + ("." if effort.seeds is None else f", {effort.seeds} seeds.")
+    own = "" if effort.seeds is None else f", {effort.seeds} seeds"
+    if effort.quick:
+        return f"Quick settings: small models{own or ', few seeds'}. At full size verdicts may be others."
+    return f"Full settings{own}."
+
+
+def _unseen(claim: Claim) -> str:
+    """What a claim is that no finding is shown for."""
+    return "open" if claim.open else "not measured"
+
+
+def _counted(shown: Sequence[Shown]) -> str:
+    found = _findings(shown)
+    verdicts = Counter(found[c.name][0].verdict if c.name in found else _unseen(c) for c in CLAIMS)
+    order = ("holds", "holds when", "does not hold", "undecided", "open", "not measured")
+    return f"Of {len(CLAIMS)} claims: " + ", ".join(f"{verdicts[v]} {v}" for v in order if verdicts[v]) + "."
 
 
 def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") -> str:
@@ -41,7 +57,10 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
         "",
         "Every claim of *What does it mean to be a Transformer?*, of the slides on it, of *Closing the curvature "
         "gap* and of the article on the full block that can be measured, and what the measurements say. The page is "
-        f"written by `curvlens reproduce`, from stored results. {_effort(effort)}",
+        f"written by `curvlens reproduce`, from stored results. {_effort(effort)} {_counted(shown)}",
+        "",
+        "*Holds when* comes with where it holds. *Undecided* is what the seeds cannot tell, *open* what no experiment "
+        "bears on yet. Sources: " + "; ".join(f"*{name}*: {text}" for name, text in CITED.items()) + ".",
         "",
         "## Verdicts",
         "",
@@ -55,7 +74,7 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
             link = f"[{by.experiment.name}](#{by.experiment.name})"
             cells = (claim.statement, claim.source, finding.measured, f"**{finding.verdict}**", finding.regime, link)
         else:
-            cells = (claim.statement, claim.source, "", "open", "", "")
+            cells = (claim.statement, claim.source, "", _unseen(claim), "", "")
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "## Reference numbers", "", _told_sources(), ""]
     lines += ["| what | measured | reference | source | difference | |", "|---|--:|--:|---|--:|---|"]
@@ -86,9 +105,10 @@ def _compared(shown: Sequence[Shown]) -> list[Comparison]:
 def _told_sources() -> str:
     sources = references()[1]
     return (
-        "Errors are 95 %, and the squares of both add up to that of their difference; two numbers differ if it is "
-        f"beyond that, {NORMAL:g} standard errors. Where the measured error is more than {COARSE:g} times the "
-        "reference's there are too few seeds to tell. For slopes, the first and the last σ that were fitted. Sources: "
+        "± is half of a 95 % interval. Two numbers differ if they are farther apart than both of these together, added "
+        "as squares; the difference is given in parts of that. Where ours is more than "
+        f"{COARSE:g} times the reference's there are too few seeds to tell. For slopes, the first and the last σ that "
+        "were fitted. Sources: "
         + "; ".join(f"*{name}*: {text}" for name, text in sources.items() if name != "paper")
         + "."
     )
@@ -104,18 +124,25 @@ def _reference_cells(each: Comparison) -> tuple[str, ...]:
     comparable = each.outcome != "other width, not comparable" and math.isfinite(each.error)
     return (
         reference.what,
-        _with_error(measured.value, measured.error) + window,
-        _with_error(reference.value, reference.error),
+        with_error(measured.value, measured.error) + window,
+        with_error(reference.value, reference.error),
         reference.source,
-        f"{each.apart:.1f} standard errors" if comparable else "",
+        f"{each.apart:.2g}" if comparable else "",
     )
 
 
-def _with_error(value: float, error: float) -> str:
-    text = f"{value:.5g}"
+def with_error(value: float, error: float) -> str:
+    """A number to the digits that its error leaves it.
+
+    >>> with_error(1.7352, 0.17), with_error(-6.3805, 0.004), with_error(2.0, 0.0)
+    ('1.74 ± 0.17', '-6.3805 ± 0.0040', '2')
+    """
     if math.isinf(error):
-        return f"{text} (one seed)"
-    return f"{text} ± {error:.1g}" if error > 1e-9 else text
+        return f"{value:.5g} (one seed)"
+    if error < 1e-9 * max(1.0, abs(value)):
+        return f"{value:.5g}"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 _LAWS = (
@@ -141,7 +168,7 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
     rows = []
     for claim in CLAIMS:
         finding, by = found.get(claim.name, (None, None))
-        verdict = finding.verdict if finding else "open"
+        verdict = finding.verdict if finding else _unseen(claim)
         link = f'<a href="#{escape(by.experiment.name)}">{escape(by.experiment.name)}</a>' if by else ""
         cells = (
             f"{escape(claim.statement)}<br><small>{escape(claim.source)}</small>",
@@ -176,7 +203,8 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
             )
     return _HTML.format(
         mark=MARK,
-        effort=escape(_effort(effort)),
+        effort=escape(f"{_effort(effort)} {_counted(shown)}"),
+        sources_of_claims="; ".join(f"<i>{escape(name)}</i>: {escape(text)}" for name, text in CITED.items()) + ".",
         claims="\n".join(rows),
         numbers="\n".join(numbers),
         sources=_told_sources().replace("*", ""),
@@ -200,9 +228,9 @@ th {{ position: sticky; top: 0; background: #fff; }}
 small {{ color: #666; }} figure {{ margin: 1rem 0 2rem; }} figure svg {{ max-width: 100%; height: auto; }}
 figcaption {{ color: #444; max-width: 50rem; }}
 .holds {{ color: #006d4f; }} .holds-when {{ color: #8a5a00; }}
-.does-not-hold {{ color: #a3260f; }} .open, .undecided {{ color: #777; }}
+.does-not-hold {{ color: #a3260f; }} .open, .undecided, .not-measured {{ color: #777; }}
 </style></head><body>
-<h1>The papers, measured</h1><p>{effort}</p>
+<h1>The papers, measured</h1><p>{effort}</p><p>{sources_of_claims}</p>
 <h2>Verdicts</h2>
 <table><tr><th>claim</th><th>measured</th><th>verdict</th><th>where it holds</th><th>shown by</th></tr>
 {claims}</table>

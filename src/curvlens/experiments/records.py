@@ -103,5 +103,6 @@ def parsed(line: bytes) -> Record:
 
 
 def table(records: Mapping[str, Record]) -> str:
-    """All points as sorted lines without times: the same for the same numbers."""
-    return HEAD + "".join(sorted(record.line(timed=False) for record in records.values()))
+    """All points by experiment and configuration, as lines without times: the same for the same numbers."""
+    ordered = sorted(records.values(), key=lambda r: (r.experiment, r.revision, _text(dict(sorted(r.config.items())))))
+    return HEAD + "".join(record.line(timed=False) for record in ordered)

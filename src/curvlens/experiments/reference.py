@@ -15,8 +15,6 @@ from curvlens.experiments.experiment import Number
 Outcome = Literal["agrees", "differs", "too few seeds to tell", "other width, not comparable"]
 COARSE = 3.0
 """A number whose error is so many times the reference's agrees with too much to agree."""
-NORMAL = 1.96
-"""Standard errors in half of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +45,16 @@ class Comparison:
 
     @property
     def apart(self) -> float:
-        """How far apart the two are, in standard errors."""
+        """How far apart the two are, in parts of what their errors allow."""
         difference = abs(self.measured.value - self.reference.value)
-        return NORMAL * difference / self.error if self.error else math.inf if difference else 0.0
+        return difference / self.error if self.error else math.inf if difference else 0.0
 
     @property
     def outcome(self) -> Outcome:
         """What the two say of each other."""
         if self.reference.width not in (None, self.measured.width):
             return "other width, not comparable"
-        if self.apart > NORMAL * (1 + 1e-9):
+        if self.apart > 1 + 1e-9:
             return "differs"
         return "too few seeds to tell" if self.measured.error > COARSE * self.reference.error else "agrees"
 

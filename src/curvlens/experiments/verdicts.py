@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["holds", "holds when", "does not hold", "undecided"]
-"""Undecided is what the repeats cannot tell. A claim on which no finding bears is open."""
+"""Undecided is what the repeats cannot tell. Claims on which no experiment bears are open."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class Claim:
     name: str
     statement: str
     source: str
+    open: bool = False
+    """Whether no experiment bears on it yet."""
 
 
 @dataclass(frozen=True)
