@@ -145,7 +145,11 @@ CLAIMS = (
         "The eigenvalues of the T-functional part come in pairs ± of multiplicity d_K.",
         f"{PAPER}, Remark D.1",
     ),
-    Claim("t-rank", "The rank of the T-outer part is at most 2 d_K d − d_K².", f"{PAPER}, Lemma D.2"),
+    Claim(
+        "t-rank",
+        "The rank of the T-outer part is at most 2 d_K d − d_K² for d_K < d, and d² otherwise.",
+        f"{PAPER}, Lemma D.2",
+    ),
     Claim(
         "heads",
         "Between heads the functional part is zero, and with more heads the outer part dominates the Hessian.",

@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from curvlens.calculus import attention
-from curvlens.experiments.comparisons import DOMINATES, largest, ratio, seeds
+from curvlens.experiments.comparisons import DOMINATES, ratio
 from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper.layer import LENGTH, WIDTH, curves, line, norms
-from curvlens.experiments.parts import SPLIT, signed
+from curvlens.experiments.parts import SPLIT
 from curvlens.experiments.ranges import LOCAL, following, told
 from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
@@ -109,27 +112,34 @@ def _temperature(outer: Sweep, functional: Sweep) -> Finding:
 
 
 def _one_hot(records: Sequence[Record], entropy: Sweep) -> Finding:
-    """Every part of every query-key block at the lowest temperature; what underflows there has vanished."""
-    parts, texts = {}, []
-    for block in ("QQ", "KK", "QK"):
-        for part in SPLIT:
-            found = line(records, "temperature", block, part)
-            cold = float(found.values[:, 0].nan_to_num(0.0).mean())
-            most = largest(found.finite().middle())
-            parts[signed(part, block)] = cold < VANISHED * most
-            gone = int(found.values[:, 0].isnan().sum())
-            texts.append(
-                f"{signed(part, block)} {cold:.1g} of {most:.2g}" + (f" (underflows in {seeds(gone)})" if gone else "")
-            )
+    """Every part of every query-key block of every layer, over the entropy of its attention rows.
+
+    A low temperature alone does not make attention one-hot: two scores may be nearly tied. What underflows has
+    vanished.
+    """
+    cells = [(block, part) for block in ("QQ", "KK", "QK") for part in SPLIT]
+    lines = torch.stack([line(records, "temperature", *cell).values.nan_to_num(0.0) for cell in cells])
+    shares = lines / lines.amax(2, keepdim=True)  # (cells, seeds, temperatures)
+    most = shares.amax(0)  # the block that is left most of
+    coldest, cold = entropy.values[:, 0], most[:, 0]
+    below = _below(entropy.values, most < VANISHED)
     value = line(records, "temperature", "VV", "outer").values[:, 0]
     stays = f"stays at {float(value.mean()):.2g}" if bool(value.isfinite().all()) else "underflows"
-    return judged_parts(
-        "one-hot",
-        f"At t = {entropy.x[0]:g} (mean entropy {float(entropy.values[:, 0].mean()):.1e} of its largest) the mean "
-        f"norm over the seeds, of the largest over t: {', '.join(texts)}; H_o(V,V) {stays}. "
-        f"To vanish is to be less than {VANISHED:g} of the largest.",
-        parts,
+    text = (
+        f"At t = {entropy.x[0]:g} (entropy {float(coldest.median()):.1e} of its largest, median) all query-key blocks "
+        f"have vanished, to less than {VANISHED:g} of their largest norm over t, in {int((cold < VANISHED).sum())} of "
+        f"{len(cold)} layers; the most that is left is {float(cold.max()):.1g}, in a layer with an entropy of "
+        f"{float(coldest[cold.argmax()]):.1e}. H_o(V,V) {stays}."
     )
+    when = "" if below is None else f"an entropy of at most {below:.1e} of its largest"
+    return judged("one-hot", text, holds=bool((cold < VANISHED).all()), when=when)
+
+
+def _below(entropy: Tensor, gone: Tensor) -> float | None:
+    """The largest entropy up to which all blocks of all layers have vanished; None if there are no such layers."""
+    order = entropy.flatten().argsort()
+    lasting = gone.flatten()[order].long().cumprod(0).sum()
+    return float(entropy.flatten()[order[lasting - 1]]) if lasting >= len(entropy) / 2 else None
 
 
 TEMPERATURE = Experiment(
