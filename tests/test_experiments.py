@@ -526,7 +526,7 @@ def test_the_command_measures_draws_and_judges(tmp_path: Path) -> None:
     assert "figures/fig1.svg" in text
     assert (pages / "figures" / "fig4.png").stat().st_size > 5_000
     summary = json.loads((pages / "summary.json").read_text())
-    assert set(summary) == {"written by", "fig1", "fig4"}
+    assert set(summary) == {"written by", "settings", "fig1", "fig4"}
     before = (tmp_path / "results" / "fig1.jsonl").read_bytes()
     again = runner.invoke(app, ["reproduce", "verdicts", "--quick", "--seeds", "2", "--results", results])
     assert again.exit_code == 0

@@ -43,7 +43,8 @@ class Pages:
                 pictures[name.removesuffix(".svg")] = text[text.index("<svg") :]
         pages = {
             self._store.folder / TABLE: table(records),
-            self._folder / "summary.json": json.dumps(_summary(shown), indent=1, ensure_ascii=False) + "\n",
+            self._folder / "summary.json": json.dumps(_summary(shown, self._effort), indent=1, ensure_ascii=False)
+            + "\n",
             self._folder / "verdicts.md": markdown(shown, self._effort),
             self._folder / "index.html": html(shown, self._effort, pictures),
         }
@@ -56,9 +57,9 @@ def _drawn(shown: Sequence[Shown]) -> Iterable[tuple[str, bytes]]:
             yield from draw(chart).items()
 
 
-def _summary(shown: Sequence[Shown]) -> dict[str, object]:
+def _summary(shown: Sequence[Shown], effort: Effort) -> dict[str, object]:
     """All that the pages say, as numbers and texts."""
-    return {"written by": "curvlens reproduce"} | {
+    return {"written by": "curvlens reproduce", "settings": effort.name} | {
         each.experiment.name: {
             "title": each.experiment.title,
             "source": each.experiment.source,

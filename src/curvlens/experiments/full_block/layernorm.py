@@ -46,13 +46,13 @@ def report(records: Sequence[Record]) -> Report:
     chart = Chart(
         "layernorm",
         "The second derivative of LayerNorm over the spread of its input",
-        "Spectral norm of the second derivative of a token's LayerNorm, contracted with a gradient, with ε as it is "
-        "used and with one that does nothing.",
+        "Spectral norm of the second derivative of the LayerNorm of a token of 8 random entries contracted with a random gradient, "
+        "with ε as it is used and with one that does nothing; spread is the standard deviation of the entries.",
         [
             Panel(
                 [
                     lines["with"].curve(r"$\varepsilon = 10^{-5}$"),
-                    lines["without"].curve(r"$\varepsilon \to 0$", colour=1),
+                    lines["without"].curve(r"$\varepsilon = 10^{-30}$", colour=1),
                 ],
                 (),
                 "",
@@ -81,12 +81,14 @@ def _bounded(line: Sweep) -> Finding:
         high += 1
     bounded = over.below(BOUNDED)
     text = (
-        f"With ε = {EPS:g} it is largest at a spread of {line.x[peak]:.2g}: {middle[peak]:.2g} (geometric mean; "
-        f"{float(line.values.max()):.2g} of all seeds), times its size at a spread of {line.x[unit]:.2g}: {over}; that "
-        + ("is inside the grid: on both sides it falls." if stops else "is an end of the grid: it has not stopped.")
-        + f" Bounded is what stays below {BOUNDED:g} times."
+        f"‖g · ∂²LN‖₂ with ε = {EPS:g} is largest at a spread (standard deviation of the token's entries) of "
+        f"{line.x[peak]:.2g}, {over} times its value at a spread of {line.x[unit]:.2g}"
+        + (", and falls on both sides." if stops else ", where the measured spreads end.")
+        + f" Bounded is to stay below {BOUNDED:g} times that value."
     )
-    when = f"spreads from {line.x[low]:.2g} to {line.x[high]:.2g}" if stops and bounded is False else ""
+    ends = high == len(middle) - 1
+    where = f"of at least {line.x[low]:.2g}" if ends else f"from {line.x[low]:.2g} to {line.x[high]:.2g}"
+    when = f"spreads {where}" if stops and bounded is False else ""
     return judged("norm-bounded", text, holds=bounded, when=when)
 
 
