@@ -46,8 +46,9 @@ def report(records: Sequence[Record]) -> Report:
     chart = Chart(
         "layernorm",
         "The second derivative of LayerNorm over the spread of its input",
-        "Spectral norm of the second derivative of the LayerNorm of a token of 8 random entries, contracted with a random "
-        "gradient, with ε as it is used and with one that does nothing; spread is the standard deviation of the entries.",
+        "Spectral norm of the second derivative of the LayerNorm of a token of 8 random entries, contracted with a "
+        "random gradient, with ε as it is used and with one that does nothing; spread is the standard deviation of the "
+        "entries.",
         [
             Panel(
                 [
