@@ -17,9 +17,9 @@ FIGURES = "figures/papers/"
 
 def reported(results: Path) -> list[Shown]:
     """What the points of a full run say, experiment by experiment."""
-    found = []
+    found, store = [], Store(results)
     for experiment in EXPERIMENTS:
-        records = measured(experiment, Effort(), Store(results))
+        records = measured(experiment, Effort(), store)
         if len(records) == len(experiment.points(Effort())):
             found.append(Shown(experiment, experiment.report(records), len(records)))
     return found

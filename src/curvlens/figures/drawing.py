@@ -97,9 +97,9 @@ def _plain_numbers(axes: Any, panel: Panel) -> None:
     for scale, axis in ((panel.x_scale, axes.xaxis), (panel.y_scale, axes.yaxis)):
         low, high = axis.get_view_interval()
         if scale == "log" and low > 1e-3 and high < 1e4 and high < 300 * low:
+            shown = "235" if high < 30 * low else ""  # leading digits between the decades
             axis.set_major_formatter(lambda value, _: f"{value:g}")
-            if high < 30 * low:
-                axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else "")
+            axis.set_minor_formatter(lambda value, _, shown=shown: f"{value:g}" if f"{value:e}"[0] in shown else "")
 
 
 def _bars(axes: Any, curve: Curve, beside: float, width: float) -> None:
