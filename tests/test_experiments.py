@@ -38,10 +38,11 @@ from curvlens.experiments import (
     named,
     run,
     setting,
-    store,
     table,
 )
 from curvlens.experiments.first_paper import deep_blocks, entries, growth, linear_networks
+from curvlens.experiments.records import key as record_key
+from curvlens.experiments.records import rounded
 from curvlens.experiments.reference import references
 from curvlens.experiments.sizes import UNDERFLOW, marked, sized
 from curvlens.experiments.sweeps import Sweep, sweep
@@ -170,8 +171,8 @@ def test_points_are_kept_and_found_again(tmp_path: Path) -> None:
 
 
 def test_the_order_of_a_configuration_does_not_matter() -> None:
-    assert store.key("a", 1, {"x": 1, "y": 2}) == store.key("a", 1, {"y": 2, "x": 1})
-    assert store.key("a", 1, {"x": 1}) != store.key("a", 2, {"x": 1}) != store.key("b", 1, {"x": 1})
+    assert record_key("a", 1, {"x": 1, "y": 2}) == record_key("a", 1, {"y": 2, "x": 1})
+    assert record_key("a", 1, {"x": 1}) != record_key("a", 2, {"x": 1}) != record_key("b", 1, {"x": 1})
 
 
 def test_the_table_is_the_same_for_the_same_numbers() -> None:
@@ -386,11 +387,11 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     begun = kept.records("toy")
     assert 4 <= len(begun) < len(SLOW)
     assert run([toy(SLOW)], QUICK, kept, jobs=2) == len(SLOW) - len(begun)
-    whole = {key: Record("toy", 1, config, square(config)) for config in SLOW if (key := store.key("toy", 1, config))}
+    whole = {key: Record("toy", 1, config, square(config)) for config in SLOW if (key := record_key("toy", 1, config))}
     lines = [json.loads(line) for line in table(kept.records("toy")).splitlines()[1:]]
     assert sorted(line["key"] for line in lines) == sorted(whole)
     for line in lines:
-        assert line["result"]["square"] == store.rounded(whole[line["key"]].result["square"])
+        assert line["result"]["square"] == rounded(whole[line["key"]].result["square"])
 
 
 @pytest.mark.full
@@ -417,7 +418,7 @@ def test_what_float64_cannot_hold_is_marked_and_told() -> None:
     assert sized(math.inf) == math.inf
     assert math.isinf(float(sized(math.nan)))
     records = [
-        Record("e", 1, {"sigma": sigma, "seed": seed}, store.rounded({"norm": value}))
+        Record("e", 1, {"sigma": sigma, "seed": seed}, rounded({"norm": value}))
         for seed in (0, 1)
         for sigma, value in ((0.1, UNDERFLOW), (1.0, 2.0), (10.0, 2e3), (100.0, 2e6), (1000.0, math.inf))
     ]
@@ -432,7 +433,7 @@ def test_what_float64_cannot_hold_is_marked_and_told() -> None:
 @pytest.mark.parametrize("sigma", [1e-80, 1e80])
 def test_extreme_embeddings_are_marked(sigma: float) -> None:
     config = {"width": 4, "norm": "none", "sigma": sigma, "seed": 0, "pairs": False}
-    found = store.rounded(growth.measure(config))["norms"]
+    found = rounded(growth.measure(config))["norms"]
     assert found["Q"][0] in (UNDERFLOW, "inf") or math.isfinite(found["Q"][0])
     json.dumps(found, allow_nan=False)
     if sigma < 1:

@@ -11,8 +11,8 @@ import pytest
 import made_up
 from curvlens.experiments import Effort, Finding, Record, Report, named
 from curvlens.experiments.first_paper import deep_findings, growth
+from curvlens.experiments.records import rounded
 from curvlens.experiments.sizes import UNDERFLOW
-from curvlens.experiments.store import rounded
 from made_up import Result
 
 YES, WHEN, NO, UNDECIDED = "holds", "holds when", "does not hold", "undecided"

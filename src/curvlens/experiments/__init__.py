@@ -8,8 +8,9 @@ from curvlens.errors import CurvlensError, nearest
 from curvlens.experiments import first_paper, full_block, slides
 from curvlens.experiments.claims import CLAIMS
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.records import Record, table
 from curvlens.experiments.run import measured, missing, run
-from curvlens.experiments.store import Record, Store, table
+from curvlens.experiments.store import Store
 from curvlens.experiments.verdicts import Claim, Finding
 
 EXPERIMENTS: tuple[Experiment, ...] = (*first_paper.EXPERIMENTS, *slides.EXPERIMENTS, *full_block.EXPERIMENTS)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from curvlens.experiments.store import Config, Record, key
+from curvlens.experiments.records import Config, Record, key
 from curvlens.experiments.verdicts import Finding
 from curvlens.figures.charts import Chart
 

@@ -14,7 +14,8 @@ import torch
 
 from curvlens.errors import CurvlensError, listing
 from curvlens.experiments.experiment import Effort, Experiment
-from curvlens.experiments.store import Config, Record, Store, rounded
+from curvlens.experiments.records import Config, Record, rounded
+from curvlens.experiments.store import Store
 
 Progress = Callable[[int, int, str], None]
 """(points done, points in all, what was measured last)."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.experiments.store import Record
+from curvlens.experiments.records import Record
 
 UNDERFLOW = "underflow"
 """In the place of a norm that is not zero but has no float64."""

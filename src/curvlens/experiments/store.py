@@ -21,12 +21,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from curvlens.errors import CurvlensError
-from curvlens.experiments.records import FORMAT, HEAD, parsed
-from curvlens.experiments.records import Config as Config
-from curvlens.experiments.records import Record as Record
-from curvlens.experiments.records import key as key
-from curvlens.experiments.records import rounded as rounded
-from curvlens.experiments.records import table as table
+from curvlens.experiments.records import FORMAT, HEAD, Record, parsed
 
 PACKED = "table.jsonl.gz"
 FIX = "Nothing was written. Repair the file, or move it away with --set-aside and compute its points again."

@@ -14,8 +14,8 @@ from torch import Tensor
 from curvlens.calculus import exponents
 from curvlens.calculus.exponents import PowerLaw
 from curvlens.experiments.experiment import Law, Number
+from curvlens.experiments.records import Record
 from curvlens.experiments.sizes import number
-from curvlens.experiments.store import Record
 from curvlens.figures.charts import Curve
 
 FEW = 5

@@ -14,10 +14,10 @@ from curvlens.experiments.first_paper.deep_blocks import layer_norms
 from curvlens.experiments.first_paper.depths import depths, layers, of_layer
 from curvlens.experiments.first_paper.growth import SMALL
 from curvlens.experiments.parts import PARTS, SIGNS
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import drawn
 from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import grid
 from curvlens.figures.charts import Chart, Panel, Slope
 

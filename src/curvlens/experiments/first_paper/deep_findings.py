@@ -11,7 +11,7 @@ from curvlens.experiments.first_paper.depths import depths, layers, of_layer
 from curvlens.experiments.first_paper.growth import LARGE, SMALL
 from curvlens.experiments.parts import SIGNS
 from curvlens.experiments.ranges import LOCAL, following, told
-from curvlens.experiments.store import Record
+from curvlens.experiments.records import Record
 from curvlens.experiments.sweeps import mean
 from curvlens.experiments.verdicts import Finding, judged, judged_parts
 

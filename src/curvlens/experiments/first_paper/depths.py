@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from curvlens.experiments.parts import PARTS
-from curvlens.experiments.store import Record
+from curvlens.experiments.records import Record
 from curvlens.experiments.sweeps import Sweep, sweep, where
 
 

@@ -14,8 +14,8 @@ from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper.layer import BLOCKS, LENGTH, WIDTH
 from curvlens.experiments.parts import SPLIT
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import mean, sweep, where
 from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from curvlens.experiments.comparisons import between, seeds, undecided
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import Kind, block_hessian
 from curvlens.experiments.sizes import negative_share, number
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import mean, where
 from curvlens.experiments.verdicts import Finding, judged, judged_parts
 from curvlens.figures.charts import Chart, Curve, Heat, Panel

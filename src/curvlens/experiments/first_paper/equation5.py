@@ -9,10 +9,10 @@ from curvlens.experiments.experiment import Effort, Experiment, Number, Report, 
 from curvlens.experiments.first_paper import growth
 from curvlens.experiments.parts import PARTS, SPLIT, signed
 from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told, widest
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import SEQUENCES
 from curvlens.experiments.sizes import marked, number
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep
 from curvlens.experiments.verdicts import Finding
 from curvlens.figures.charts import Chart, Slope

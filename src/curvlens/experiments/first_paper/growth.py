@@ -8,9 +8,9 @@ from typing import Any, Literal
 from curvlens.calculus import exponents
 from curvlens.experiments.experiment import Effort, Law
 from curvlens.experiments.parts import PARTS, SIGNS, Part
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import Norm, block_hessian
 from curvlens.experiments.sizes import sized
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, grid, sweep
 from curvlens.figures.charts import Panel, Slope
 

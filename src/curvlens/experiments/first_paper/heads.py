@@ -16,8 +16,8 @@ from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper.differentiated import apart, functional_part
 from curvlens.experiments.first_paper.layer import LENGTH
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, sweep, where
 from curvlens.experiments.verdicts import Finding, judged, judged_parts
 from curvlens.figures.charts import Chart, Panel

@@ -11,9 +11,9 @@ from curvlens.experiments.comparisons import between
 from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper.layer import LENGTH, curves, norms
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked, negative_share, number
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, mean, sweep, where
 from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel

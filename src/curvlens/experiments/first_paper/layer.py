@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from curvlens.calculus.attention import AttentionHessian
 from curvlens.experiments.parts import SPLIT, signed
+from curvlens.experiments.records import Record
 from curvlens.experiments.sizes import sized
-from curvlens.experiments.store import Record
 from curvlens.experiments.sweeps import Sweep, sweep
 from curvlens.figures.charts import Curve
 

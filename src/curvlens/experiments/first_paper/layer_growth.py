@@ -18,9 +18,9 @@ from curvlens.experiments.first_paper.growth import LARGE, SMALL, WHOLE
 from curvlens.experiments.first_paper.layer import BLOCKS, LENGTH, WIDTH, line, norms
 from curvlens.experiments.parts import signed
 from curvlens.experiments.ranges import LOCAL, following, judged_range, told
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, grid, sweep
 from curvlens.experiments.verdicts import Finding, judged
 from curvlens.figures.charts import Chart, Panel, Slope

@@ -15,9 +15,9 @@ from curvlens.experiments.experiment import Effort, Experiment, Report, at_width
 from curvlens.experiments.first_paper.depths import depths, layers, of_layer
 from curvlens.experiments.parts import PARTS
 from curvlens.experiments.ranges import LOCAL, following
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import frobenius, marked, sized
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, grid
 from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel, Slope

@@ -9,9 +9,9 @@ import numpy as np
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper import growth
 from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.verdicts import Finding
 from curvlens.figures.charts import Chart, Panel
 

@@ -15,9 +15,9 @@ from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper.depths import depths
 from curvlens.experiments.ranges import following, judged_range, told
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import grid, sweep, where
 from curvlens.figures.charts import Chart, Panel, Slope
 

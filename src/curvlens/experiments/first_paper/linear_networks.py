@@ -17,9 +17,9 @@ from curvlens.experiments.first_paper.differentiated import apart, functional_pa
 from curvlens.experiments.first_paper.layer import BLOCKS
 from curvlens.experiments.parts import SIGNS, SPLIT, signed
 from curvlens.experiments.ranges import LOCAL, extent, following
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import frobenius, marked, sized
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import grid, sweep, where
 from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Curve, Panel

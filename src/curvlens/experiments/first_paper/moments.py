@@ -13,9 +13,9 @@ from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper.layer import LENGTH, WIDTH, line, norms
 from curvlens.experiments.parts import SIGNS, SPLIT, signed
 from curvlens.experiments.ranges import steady, told
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, grid, where
 from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel, Slope

@@ -8,9 +8,9 @@ from curvlens.experiments.comparisons import between
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.first_paper import growth
 from curvlens.experiments.ranges import LOCAL, extent, following
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep
 from curvlens.experiments.verdicts import Finding, judged
 from curvlens.figures.charts import Chart, Slope

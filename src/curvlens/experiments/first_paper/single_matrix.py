@@ -14,9 +14,9 @@ from curvlens.experiments.comparisons import ROUNDING
 from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper.differentiated import apart, flat_hessian
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import negative_share
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import mean, sweep, where
 from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel

@@ -16,9 +16,9 @@ from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.first_paper.layer import LENGTH, WIDTH, curves, line, norms
 from curvlens.experiments.parts import SPLIT
 from curvlens.experiments.ranges import LOCAL, following, told
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, grid, sweep
 from curvlens.experiments.verdicts import Finding, judged, judged_parts
 from curvlens.figures.charts import Chart, Panel, Slope

@@ -12,9 +12,9 @@ from curvlens import assembly
 from curvlens.calculus import attention, bounds, feedforward, norms
 from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked, number
 from curvlens.experiments.sources import SECOND
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import grid, sweep, where
 from curvlens.experiments.verdicts import Finding, judged
 from curvlens.figures.charts import Chart, Panel

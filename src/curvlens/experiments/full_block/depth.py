@@ -12,9 +12,9 @@ from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.full_block.matrices import matrices, rows
 from curvlens.experiments.learners import trained
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import ARTICLE, SECOND
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, sweep, where
 from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Curve, Panel

@@ -13,8 +13,8 @@ from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.full_block.matrices import matrices
 from curvlens.experiments.learners import trained
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sources import ARTICLE
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import where
 from curvlens.experiments.verdicts import Finding, judged
 from curvlens.figures.charts import Chart, Curve, Panel

@@ -12,9 +12,9 @@ from curvlens.calculus import norms
 from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import ARTICLE
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, grid, sweep
 from curvlens.experiments.verdicts import Finding, judged
 from curvlens.figures.charts import Chart, Panel

@@ -14,9 +14,9 @@ from curvlens.experiments.comparisons import Ratio, ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.full_block.matrices import matrices, rows
 from curvlens.experiments.learners import trained
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import ARTICLE
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, mean, sweep, where
 from curvlens.experiments.verdicts import Finding, judged, judged_parts
 from curvlens.figures.charts import Chart, Heat, Panel

@@ -12,10 +12,10 @@ from torch import Tensor
 from curvlens.calculus import attention, linear_mlp, scalar_attention
 from curvlens.experiments.draws import Draws
 from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.signs import LEVEL, larger
 from curvlens.experiments.slides.scalar_layer import scalar_layer
 from curvlens.experiments.sources import SLIDES
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import where
 from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Curve, Panel

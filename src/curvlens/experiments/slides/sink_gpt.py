@@ -11,9 +11,9 @@ from curvlens.data import Addition
 from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.learners import trained
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import SLIDES
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, sweep
 from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel

@@ -12,11 +12,11 @@ from torch import Tensor
 from curvlens.calculus import scalar_attention
 from curvlens.experiments.comparisons import ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.slides.scalar_layer import scalar_layer
 from curvlens.experiments.slides.sensitivity import changes
 from curvlens.experiments.sources import SLIDES
-from curvlens.experiments.store import Config, Record
 from curvlens.experiments.sweeps import Sweep, grid, sweep, where
 from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel
