@@ -54,8 +54,9 @@ def test_every_claim_that_an_experiment_bears_on_is_judged(shown: list[Shown]) -
 
 
 def test_reference_numbers_agree(shown: list[Shown]) -> None:
-    """All of the independent reproduction; of the published ones, the fits of Figure 3a up to σ = 1 do not."""
+    """But for the published fits of Figure 3a up to σ = 1, and the functional parts of four and five layers at d = 32."""
     comparisons = compared([number for each in shown for number in each.report.numbers])
-    assert len(comparisons) > 25
+    assert len(comparisons) > 40
     differing = {each.reference.name for each in comparisons if each.outcome == "differs"}
-    assert {name for name in differing if not name.startswith("fig3a") or "to 1" not in name} == set()
+    known = {f"fig3a {block} to 1" for block in ("V total", "Q total", "Q outer", "Q functional")}
+    assert differing <= known | {"fig6 Q functional small", "fig6 V functional small below the top"}
