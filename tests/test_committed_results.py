@@ -54,7 +54,7 @@ def test_every_claim_that_an_experiment_bears_on_is_judged(shown: list[Shown]) -
 
 
 def test_reference_numbers_agree(shown: list[Shown]) -> None:
-    """But for the published fits of Figure 3a up to σ = 1, and the functional parts of four and five layers at d = 32."""
+    """But for the published fits of Figure 3a up to σ = 1, and functional parts of four and five layers at d = 32."""
     comparisons = compared([number for each in shown for number in each.report.numbers])
     assert len(comparisons) > 40
     differing = {each.reference.name for each in comparisons if each.outcome == "differs"}
