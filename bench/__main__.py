@@ -82,6 +82,10 @@ def measure(wanted: dict[str, Callable[[], Any]], model: str, repetitions: int) 
     return {**results, "minutes": (time.time() - started) / 60}
 
 
+def _processor(machine: dict[str, Any]) -> str:
+    return f"{machine['processor']} ({machine['vector instructions']})"
+
+
 def page(results: dict[str, Any]) -> str:
     """RESULTS.md."""
     head = [
@@ -91,8 +95,9 @@ def page(results: dict[str, Any]) -> str:
         "\n".join(f"- {name}: {value}" for name, value in {**results["machine"], **results["versions"]}.items()),
         f"Other load on the machine when it started: {results['load']:.1f} processes.",
     ]
-    if "again" in results:
-        head.append(f"Measured again later, in a run of their own: {', '.join(sorted(results['again']))}.")
+    for processor in sorted(set(results.get("again", {}).values())):
+        sections = ", ".join(name for name, other in sorted(results["again"].items()) if other == processor)
+        head.append(f"Measured again later, in a run of their own, on {processor}: {sections}.")
     return "\n\n".join([*head, *(table.markdown() for table in tables(results))]) + "\n"
 
 
@@ -121,8 +126,8 @@ def main() -> None:
     results = measure(wanted, str(QUICK if quick else FULL), repetitions)
     if options.only:
         before = json.loads((folder / "results.json").read_text())
-        again = {*before.get("again", ()), *wanted}
-        results = {**before, **{name: results[name] for name in wanted}, "again": sorted(again)}
+        again = {**before.get("again", {}), **dict.fromkeys(wanted, _processor(results["machine"]))}
+        results = {**before, **{name: results[name] for name in wanted}, "again": again}
     for table in tables(results):
         table.show(console)
     folder.mkdir(parents=True, exist_ok=True)
