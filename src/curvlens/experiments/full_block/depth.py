@@ -64,8 +64,9 @@ def report(records: Sequence[Record]) -> Report:
         deep = where(of, layers=deepest)
         panel = []
         for part, label in enumerate(("$H$", "GGN", "functional")):
-            values = torch.tensor([[layer[part] for layer in record.result["layers"]] for record in deep])
-            panel.append(Sweep(tuple(every), values.double()).curve(label, colour=part))
+            values = [[layer[part] for layer in record.result["layers"]] for record in deep]
+            found = Sweep(tuple(every), torch.tensor(values, dtype=torch.float64))
+            panel.append(found.curve(label, colour=part))
         along.append(
             Panel(
                 panel, (), f"{name}, {deepest} layers", "layer", "norm of its block", y_scale="log", ticks=_ticks(every)

@@ -71,7 +71,7 @@ def report(records: Sequence[Record]) -> Report:
     spread = Sweep(x, (stacked.max(0).values - stacked.min(0).values).exp())
     norm, top = sweep(records, "steps", "norm"), sweep(records, "steps", "top")
     last = where(records, steps=x[-1])
-    heat = torch.tensor([record.result["groups"] for record in last]).double().log10().mean(0)
+    heat = torch.tensor([record.result["groups"] for record in last], dtype=torch.float64).log10().mean(0)
     panels: list[Panel | Heat] = [
         Panel(
             [lines[role].curve(role, colour=i) for i, role in enumerate(weights)],
