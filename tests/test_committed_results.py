@@ -49,6 +49,7 @@ def test_the_page_is_that_of_the_results(shown: list[Shown]) -> None:
 def test_every_claim_that_an_experiment_bears_on_is_judged(shown: list[Shown]) -> None:
     judged = [finding.claim for each in shown for finding in each.report.findings]
     assert len(judged) == len(set(judged))
+    assert all(bool(f.regime) == (f.verdict == "holds when") for each in shown for f in each.report.findings)
     assert set(judged) <= {claim.name for claim in CLAIMS}
     assert {claim.name for claim in CLAIMS} - set(judged) == {"convergence", "conditioning-data", "spectrum-size"}
 
