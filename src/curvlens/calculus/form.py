@@ -100,7 +100,7 @@ class Form:
         rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
         self.room(rows * columns, f"The block ({first}, {second})")
         out, work = (torch.empty(rows * columns, dtype=self.dtype, device=self.device) for _ in range(2))
-        summed(merged(self.terms(first, second)), out.view(self._axes(first, second)), work)
+        summed(merged(self.terms(first, second)), [out.view(self._axes(first, second))], work)
         return out.view(rows, columns)
 
     def dense(self) -> Tensor:
@@ -115,10 +115,11 @@ class Form:
     def _write(self, out: Tensor, work: Tensor, more: Tensor) -> None:
         for i, first in enumerate(self.names):
             for second in self.names[i:]:
-                block = out[self.slices[first], self.slices[second]]
-                summed(merged(self.terms(first, second)), on_axes(block, self._axes(first, second)), work, more)
-            mirrored = slice(self.slices[first].start)
-            out[self.slices[first], mirrored] = out[mirrored, self.slices[first]].T
+                axes = self._axes(first, second)
+                places = [on_axes(out[self.slices[first], self.slices[second]], axes)]
+                if first != second:  # from where it was calculated, it is read in runs: not so from its place
+                    places.append(on_axes(out.T[self.slices[first], self.slices[second]], axes))
+                summed(merged(self.terms(first, second)), places, work, more)
 
     # What is read off
 

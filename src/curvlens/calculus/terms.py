@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 
 AXES = "adce"
-SMALL = 1 << 19
-"""Numbers that are few enough not to count them: 4 MB in float64."""
 TRANSPOSED = str.maketrans("adce", "cead")
 
 
@@ -277,53 +275,18 @@ def merged(terms: Sequence[Term]) -> list[Term]:
     return result
 
 
-def summed(terms: Sequence[Term], out: Tensor, work: Tensor, more: Tensor | None = None) -> None:
-    """Write the sum of the terms to a block [a, d, c, e], perhaps a view of a larger matrix.
+def summed(terms: Sequence[Term], outs: Sequence[Tensor], work: Tensor, more: Tensor | None = None) -> None:
+    """Write the sum of the terms to blocks [a, d, c, e]: views of a larger matrix, one perhaps of the mirrored place.
 
     ``work`` and, where there are several `Tokens`, ``more`` are flat tensors of as many numbers to calculate in: the
     memory of new ones costs more than to fill it.
     """
-    tokens = [term for term in terms if isinstance(term, Tokens)]
-    if _share_a_vector(tokens):
-        out.copy_(_sum_by_vector(tokens, work))
-    elif tokens:
-        total = tokens[0].dense(work)
-        for token in tokens[1:]:
-            total.add_(token.dense(more))
-        out.copy_(total)
-    else:
-        out.zero_()
+    total: Tensor | None = None
     for term in terms:
-        if not isinstance(term, Tokens):
-            term.add_to(out)
-
-
-def _share_a_vector(terms: Sequence[Tokens]) -> bool:
-    """Whether all have the same u on the same axis of the rows, and there are so few tokens that Σ w_n P_n is small."""
-    if not terms or terms[0].on_u not in "ad":
-        return False
-    first = terms[0]
-    count, width = first.u.shape
-    if first.matrix.numel() * first.w.shape[1] > SMALL:
-        few = 1 if len(terms) > 1 else 0
-    else:
-        few = 4 if len(terms) > 1 else 2
-    return count <= few * width and all(term.u is first.u and term.on_u == first.on_u for term in terms)
-
-
-def _sum_by_vector(terms: Sequence[Tokens], work: Tensor) -> Tensor:
-    """[a, d, c, e]: Σ_n u_n T_n with T_n = Σ w_n P_n over the terms, which all have u on the same axis of the rows."""
-    u, on_u = terms[0].u, terms[0].on_u
-    axes = "dce" if on_u == "a" else "ace"
-    rest: Tensor | None = None
-    for term in terms:
-        place = axes.index(term.on_w)
-        w = term.w[(slice(None), *(slice(None) if i == place else None for i in range(3)))]
-        first, second = (axes.index(axis) for axis in term.on_matrix)
-        matrix = (term.matrix if first < second else term.matrix.mT).unsqueeze(1 + place)
-        rest = w * matrix if rest is None else rest.addcmul_(w, matrix)
-    assert rest is not None
-    flat = rest.flatten(1)
-    shape = (u.shape[1], flat.shape[1])
-    product = torch.mm(u.T, flat, out=work[: shape[0] * shape[1]].view(shape)).view(-1, *rest.shape[1:])
-    return product if on_u == "a" else product.transpose(0, 1)
+        if isinstance(term, Tokens):
+            total = term.dense(work) if total is None else total.add_(term.dense(more))
+    for out in outs:
+        out.zero_() if total is None else out.copy_(total)
+        for term in terms:
+            if not isinstance(term, Tokens):
+                term.add_to(out)
