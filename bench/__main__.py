@@ -122,6 +122,8 @@ def main() -> None:
     unknown = [name for name in options.only or () if name not in known]
     if unknown:
         parser.error(f"there is no section {', '.join(unknown)}; sections: {', '.join(known)}")
+    if options.only and not (folder / "results.json").exists():
+        parser.error(f"--only keeps the rest of the results, and there are none in {folder}")
     wanted = {name: known[name] for name in options.only or known}
     results = measure(wanted, str(QUICK if quick else FULL), repetitions)
     if options.only:

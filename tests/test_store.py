@@ -117,3 +117,28 @@ def test_a_process_that_is_ended_from_outside_is_told(tmp_path: Path) -> None:
     toy = Experiment("toy", "", "", lambda effort: points, ended, lambda records: Report())
     with pytest.raises(CurvlensError, match="the same command again, with --jobs 1"):
         run([toy], QUICK, Store(tmp_path), jobs=2)
+
+
+def test_points_that_can_be_read_are_kept_when_a_file_is_moved_away(tmp_path: Path) -> None:
+    kept = Store(tmp_path)
+    with kept.writing() as writer:
+        for sigma in (0.1, 0.2, 0.3):
+            writer.add(record(sigma))
+    file = kept.file("fig3a")
+    lines = file.read_bytes().split(b"\n")
+    lines[2] = lines[2].replace(b"0.2", b"0.4")  # its key is that of another configuration
+    file.write_bytes(b"\n".join(lines))
+    with pytest.raises(CurvlensError, match="line 3"):
+        kept.records("fig3a")
+    (aside,) = kept.set_aside(["fig3a"])
+    assert aside.read_bytes() == b"\n".join(lines)
+    assert sorted(each.config["sigma"] for each in kept.records("fig3a").values()) == [0.1, 0.3]
+    assert file.read_bytes() == b"\n".join([*lines[:2], *lines[3:]])
+
+
+def test_a_folder_in_the_place_of_a_file_is_moved_away(tmp_path: Path) -> None:
+    kept = Store(tmp_path)
+    kept.file("fig3a").mkdir(parents=True)
+    (aside,) = kept.set_aside(["fig3a"])
+    assert aside.is_dir()
+    assert kept.records("fig3a") == {}

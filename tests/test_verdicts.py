@@ -352,6 +352,6 @@ def test_one_repeat_has_no_interval() -> None:
 def test_the_references_of_the_papers() -> None:
     assert {source.source for source in references()[0]} == {"own", "published"}
     published = {each.name for each in references()[0] if each.source == "published"}
-    assert {"fig3a Q total to 1", "fig6 V functional small below the top", "fig8 slope"} <= published
-    wide = at_width([Record("fig3a", 1, {"width": 32}, {})], [Number("fig3a Q total to 1", 5.011, 0.01)])
+    assert {"fig3a Q total below 1", "fig6 V functional small below the top", "fig8 slope"} <= published
+    wide = at_width([Record("fig3a", 1, {"width": 32}, {})], [Number("fig3a Q total below 1", 5.011, 0.01)])
     assert [each.outcome for each in compared(wide)] == ["other width, not comparable"]

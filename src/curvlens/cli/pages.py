@@ -12,6 +12,7 @@ from curvlens.errors import CurvlensError
 from curvlens.experiments import Effort, Store
 from curvlens.experiments.page import Shown, html, markdown
 from curvlens.experiments.records import Record, table
+from curvlens.experiments.reference import compared
 from curvlens.figures.drawing import draw
 
 MARK = b"curvlens"
@@ -65,6 +66,10 @@ def _summary(shown: Sequence[Shown], effort: Effort) -> dict[str, object]:
             "source": each.experiment.source,
             "points": each.points,
             "numbers": [asdict(number) for number in each.report.numbers],
+            "references": [
+                asdict(beside.reference) | {"apart": beside.apart, "outcome": beside.outcome}
+                for beside in compared(each.report.numbers)
+            ],
             "findings": [asdict(finding) for finding in each.report.findings],
             "charts": [asdict(chart) for chart in each.report.charts],
             "laws": [asdict(law) for law in each.report.laws],

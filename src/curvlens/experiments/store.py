@@ -24,7 +24,7 @@ from curvlens.errors import CurvlensError
 from curvlens.experiments.records import FORMAT, HEAD, Record, parsed
 
 PACKED = "table.jsonl.gz"
-FIX = "Nothing was written. Repair the file, or move it away with --set-aside and compute its points again."
+FIX = "Nothing was written. Repair the file, or move it away with --set-aside and compute again what is lost."
 
 
 class Store:
@@ -74,7 +74,10 @@ class Store:
             yield Writer(self)
 
     def set_aside(self, experiments: Iterable[str]) -> list[Path]:
-        """Move files away that cannot be read, to names that are free; what is in them stays as it is."""
+        """Move files away that cannot be read, to names that are free; what is in them stays as it is.
+
+        Points of an experiment that can be read go into a new file: they are not computed again.
+        """
         if not self.folder.exists():
             return []
         moved = []
@@ -85,7 +88,26 @@ class Store:
                     read()
                 except CurvlensError:
                     moved.append(_aside(file))
+                    if file.name != PACKED:
+                        self._keep_readable(moved[-1], file.stem)
         return moved
+
+    def _keep_readable(self, damaged: Path, experiment: str) -> None:
+        """Begin a new file with the whole lines of a damaged one; of a file that is not ours there are none."""
+        try:
+            head, *lines = _read(damaged).split(b"\n")
+        except CurvlensError:  # a folder, or a file that may not be read
+            return
+        if head != HEAD.strip().encode():
+            return
+        writer = Writer(self)
+        for line in lines:
+            try:
+                record = parsed(line)
+            except ValueError:
+                continue
+            if record.experiment == experiment:
+                writer.add(record)
 
 
 class Writer:

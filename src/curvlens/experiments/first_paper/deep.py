@@ -8,11 +8,11 @@ from typing import Any
 
 from curvlens.data import Addition
 from curvlens.experiments.draws import Draws
-from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.first_paper import deep_findings
 from curvlens.experiments.first_paper.deep_blocks import layer_norms
 from curvlens.experiments.first_paper.depths import depths, layers, of_layer
-from curvlens.experiments.first_paper.growth import SMALL
+from curvlens.experiments.first_paper.growth import LIMIT, SMALL
 from curvlens.experiments.parts import PARTS, SIGNS
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import drawn
@@ -22,6 +22,8 @@ from curvlens.experiments.sweeps import grid
 from curvlens.figures.charts import Chart, Panel, Slope
 
 LETTERS = ("Q", "K", "V", "O")
+FEW_LAYERS = 3
+"""Up to which depth the slopes for σ ≤ 0.1 are compared apart from those of deeper networks."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -31,7 +33,7 @@ def points(effort: Effort) -> list[Config]:
         {"depth": depth, "width": width, "sequences": sequences, "sigma": sigma, "seed": seed}
         for depth in range(most, 0, -1)  # the longest first
         for seed in effort.repeats(3, 5)
-        for sigma in grid(0.01, 10, count)
+        for sigma in (*LIMIT, *grid(0.01, 10, count))
     ]
 
 
@@ -96,11 +98,15 @@ def report(records: Sequence[Record]) -> Report:
     numbers = []
     for letter, part, power in rows:
         hollow = (letter, part) == ("V", "functional")
-        name = f"fig6 {letter} {part} small" + (" below the top" if hollow else "")
-        found = [of_layer(records, depth, letter, layer, part) for depth, layer in _below(records, hollow)]
-        slopes = [line.slope(name, SMALL) for line in found if line.fits]
-        if slopes:
-            numbers.append(max(slopes, key=lambda slope, power=power: abs(slope.value - power)))  # type: ignore[misc]
+        plain = f"fig6 {letter} {part} small" + (" below the top" if hollow else "")
+        slopes: dict[str, list[Number]] = {}
+        for depth, layer in _below(records, hollow):
+            name = plain if depth <= FEW_LAYERS else f"{plain}, deep"
+            line = of_layer(records, depth, letter, layer, part)
+            if line.fits:
+                slopes.setdefault(name, []).append(line.slope(name, SMALL))
+        for found in slopes.values():
+            numbers.append(max(found, key=lambda slope, power=power: abs(slope.value - power)))  # type: ignore[misc]
     laws = tuple(
         line.fitted(f"depth {depth}, layer {layer}: {SIGNS[part]}({letter}, {letter})", power)
         for letter, part, power in rows

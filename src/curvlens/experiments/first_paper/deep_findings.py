@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from curvlens.experiments.comparisons import ROUNDING, between, seeds
 from curvlens.experiments.first_paper.depths import depths, layers, of_layer
-from curvlens.experiments.first_paper.growth import LARGE, SMALL
+from curvlens.experiments.first_paper.growth import LARGE, LIMIT, SMALL
 from curvlens.experiments.parts import SIGNS
 from curvlens.experiments.ranges import LOCAL, following, told
 from curvlens.experiments.records import Record
@@ -49,7 +49,7 @@ def _same(records: Sequence[Record]) -> Finding:
     own = {depth: following(pairs) for depth, pairs in curves.items()}
     worst = {
         window: max(abs(curve.law(window).slope - power) for curve, power in together)
-        for window in (SMALL, (SMALL[1], 1.0))
+        for window in (LIMIT, SMALL, (SMALL[1], 1.0))
     }
     each = "; ".join(f"depth {depth}: {found.said()}" for depth, found in own.items() if found)
     return judged(

@@ -193,7 +193,7 @@ FIG1 = Experiment(
 )
 FIG4 = Experiment(
     "fig4",
-    "The same with and without softmax",
+    "Entries of the Hessian with and without softmax",
     f"{PAPER}, Figure 4",
     points_4,
     measure,

@@ -17,6 +17,8 @@ from curvlens.figures.charts import Panel, Slope
 DIAGONAL = ("Q", "K", "V", "O")
 PAIRS = ("QK", "QV", "QO", "KV", "KO", "VO")
 SMALL, WHOLE, LARGE = (0.01, 0.1), (0.01, 10.0), (1.0, 10.0)
+LIMIT = (0.001, 0.00316228)
+"""So small that the powers of the limit are met in deep networks, too."""
 WIDTH = 128
 CROSSED = 5
 """Repeats for the blocks off the diagonal, which cost ten times as much."""

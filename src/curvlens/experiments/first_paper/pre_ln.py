@@ -85,7 +85,7 @@ def _fitted(records: Sequence[Record], block: str) -> list[Slope]:
 
 FIG3B = Experiment(
     "fig3b",
-    "The same with Pre-LN",
+    "Growth of the blocks with Pre-LN",
     f"{PAPER}, Figure 3b",
     points,
     growth.measure,
