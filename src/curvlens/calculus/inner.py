@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from curvlens.calculus.inputs import largest, row_names
-from curvlens.calculus.terms import Diagonal, Given, Pair, Term, Tokens, merged
+from curvlens.calculus.terms import Diagonal, Given, Pair, Product, Term, Tokens, merged
 
 CANCELLED = 1e-7
 """Where tokens cancel to less than this, their inner products are rounding, and the block is built in panels."""
@@ -34,7 +34,7 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
     pairwise = sum(
         first.u.shape[0]
         * second.u.shape[0]
-        * max(first.matrix[0].numel(), second.matrix[0].numel())
+        * max(math.prod(first.given.shape[1:]), math.prod(second.given.shape[1:]))
         * (1 if first.axes == second.axes else 2)
         for i, first in enumerate(tokens)
         for second in tokens[i:]
@@ -59,8 +59,10 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
 def _size(term: Term) -> float:
     """What the norm of a term is at most: Σ_n ‖u_n‖ ‖w_n‖ ‖P_n‖."""
     if isinstance(term, Tokens):
-        sizes = (vector_norm(t.flatten(1), dim=1).double() for t in (term.u, term.w, term.matrix))
-        return float(torch.stack(list(sizes)).prod(0).sum())
+        given = term.given
+        of_matrix = given.sizes() if isinstance(given, Product) else vector_norm(given.flatten(1), dim=1)
+        of_tokens = (vector_norm(term.u, dim=1), vector_norm(term.w, dim=1), of_matrix)
+        return float(torch.stack([size.double() for size in of_tokens]).prod(0).sum())
     if isinstance(term, Diagonal):
         sizes = (vector_norm(t, dim=1, dtype=torch.float64) for t in (term.u, term.w, term.v))
         return float(torch.stack(list(sizes)).prod(0).sum())
@@ -80,8 +82,10 @@ def gathered(terms: Sequence[Term]) -> list[Term]:
             found = groups[key]
             if found is not None:
                 u, w, place = found
-                matrix = term.matrix.new_zeros(len(u), *term.matrix.shape[1:]).index_add_(0, place, term.matrix)
-                result.append(replace(term, u=u, w=w, matrix=matrix))
+                matrix = torch.zeros(len(u), *term.given.shape[1:], dtype=u.dtype, device=u.device)
+                for some, matrices in term.chunks():
+                    matrix.index_add_(0, place[some], matrices)
+                result.append(replace(term, u=u, w=w, given=matrix))
                 continue
         result.append(term)
     return result
@@ -201,11 +205,14 @@ def _sums(first: Tokens, second: Tokens) -> float:
 
 def _packed(term: Tokens) -> Tokens:
     """P_n by its upper triangle, with the same inner products."""
-    size = term.matrix.shape[1]
-    rows, columns = torch.triu_indices(size, size, device=term.matrix.device)
-    triangle = term.matrix.flatten(1).index_select(1, rows * size + columns)
+    count, size, _ = term.given.shape
+    rows, columns = torch.triu_indices(size, size, device=term.u.device)
+    places = rows * size + columns
+    triangle = torch.empty(count, len(places), dtype=term.u.dtype, device=term.u.device)
+    for some, matrices in term.chunks():
+        torch.index_select(matrices.flatten(1), 1, places, out=triangle[some])
     triangle *= (2.0 - (rows == columns).to(triangle.dtype)).sqrt()
-    return replace(term, matrix=triangle[..., None])
+    return replace(term, given=triangle[..., None])
 
 
 def _gram(first: Tokens, some: slice, second: Tokens, others: slice) -> float:
@@ -222,5 +229,5 @@ def _scaled(term: Tokens) -> tuple[Tokens, float]:
     u, w, matrix = (largest(t) or 1.0 for t in (term.u, term.w, term.matrix))
     if term.u.dtype != torch.float16 and all(1e-12 < size < 1e12 for size in (u, w, matrix)):
         return term, 1.0
-    one = replace(term, u=term.u / u, w=term.u / u if term.w is term.u else term.w / w, matrix=term.matrix / matrix)
+    one = replace(term, u=term.u / u, w=term.u / u if term.w is term.u else term.w / w, given=term.matrix / matrix)
     return one, u * (u if term.w is term.u else w) * matrix

@@ -18,7 +18,7 @@ from torch import Tensor
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import Curvature, Root, flat, is_zero, plus
 from curvlens.calculus.form import Form, Key, not_a_part
-from curvlens.calculus.terms import Pair, Term, Tokens
+from curvlens.calculus.terms import Pair, Term, Tokens, product
 from curvlens.errors import CurvlensError
 
 Part = Literal["outer", "functional", "total"]
@@ -89,7 +89,7 @@ class RowwiseHessian:
         if isinstance(curvature, Root):
             seen = curvature.R if left is None else left @ curvature.R
             also = seen if one is other else curvature.R if right is None else right @ curvature.R
-            return [Tokens(one.u, other.u, seen @ also.mT, "a", "c", "de", one is other)]
+            return [Tokens(one.u, other.u, product(seen, also), "a", "c", "de", one is other)]
         start = curvature if left is None else left @ curvature
         return [Tokens(one.u, other.u, start if right is None else start @ right.mT, "a", "c", "de", one is other)]
 

@@ -13,14 +13,54 @@ dense block is one matrix product of inner size N. Norms, diagonals and products
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 AXES = "adce"
 TRANSPOSED = str.maketrans("adce", "cead")
+CHUNK = 1 << 20
+"""Numbers of a chunk of matrices that are built to be read once: 8 MB in float64."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """Matrices P_n = L_n R_nᵀ by their factors, (N, ·, r) each: all of them would be the largest thing in memory."""
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of P."""
+        return (self.left.shape[0], self.left.shape[1], self.right.shape[1])
+
+    def dense(self) -> Tensor:
+        """P."""
+        return self.left @ self.right.mT
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Some P_n at a time, in the same memory."""
+        count, height, width = self.shape
+        step = max(1, min(count, CHUNK // (height * width)))
+        space = torch.empty(step, height, width, dtype=self.left.dtype, device=self.left.device)
+        for start in range(0, count, step):
+            some = slice(start, min(start + step, count))
+            yield some, torch.bmm(self.left[some], self.right[some].mT, out=space[: some.stop - start])
+
+    def sizes(self) -> Tensor:
+        """‖P_n‖, (N,)."""
+        squares = ((self.left.mT @ self.left) * (self.right.mT @ self.right)).flatten(1).sum(1)
+        return squares.clamp_(min=0).sqrt()
+
+
+def product(left: Tensor, right: Tensor) -> Tensor | Product:
+    """L_n R_nᵀ, as factors where those are smaller."""
+    rank, size = left.shape[-1], min(left.shape[1], right.shape[1])
+    return Product(left, right) if 2 * rank <= size else left @ right.mT
 
 
 @dataclass(frozen=True)
@@ -29,12 +69,25 @@ class Tokens:
 
     u: Tensor
     w: Tensor
-    matrix: Tensor
+    given: Tensor | Product
+    """P, or its factors."""
     on_u: str
     on_w: str
     on_matrix: str
     symmetric: bool = False
     """Whether every P_n is known to be symmetric: so it is in a diagonal block."""
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """P."""
+        return self.given if isinstance(self.given, Tensor) else self.given.dense()
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """All P_n once, some at a time: what was read is written over."""
+        if isinstance(self.given, Tensor):
+            yield slice(None), self.given
+        else:
+            yield from self.given.chunks()
 
     @property
     def T(self) -> Tokens:
@@ -90,8 +143,8 @@ class Tokens:
         if self.on_w == "a":
             return replace(self, w=self.w[:, part])
         if self.on_matrix[0] == "a":
-            return replace(self, matrix=self.matrix[:, part], symmetric=False)
-        return replace(self, matrix=self.matrix[:, :, part], symmetric=False)
+            return replace(self, given=self.matrix[:, part], symmetric=False)
+        return replace(self, given=self.matrix[:, :, part], symmetric=False)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.potential import Side
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.curvature import Curvature, Root, is_zero
-from curvlens.calculus.terms import TRANSPOSED, Pair, Term, Tokens
+from curvlens.calculus.terms import TRANSPOSED, Pair, Term, Tokens, product
 
 Part = Literal["outer", "functional", "total"]
 
@@ -73,7 +73,7 @@ def _outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> Ter
     if isinstance(curvature, Root):
         seen = state.jacobian_times(first.letter, first.head, curvature)
         other = seen if same else state.jacobian_times(second.letter, second.head, curvature)
-        return Tokens(u, w, seen @ other.mT, on_u, on_w, row + column, same)
+        return Tokens(u, w, product(seen, other), on_u, on_w, row + column, same)
     if isinstance(curvature, Tensor):
         left, right = (state.jacobian(slot.letter, slot.head) for slot in (first, second))
         sandwich = curvature if left is None else left @ curvature
@@ -119,9 +119,9 @@ def functional(state: State, first: Slot, second: Slot) -> list[Term]:
     if pair in ("QQ", "KK", "QK"):
         found: list[Term] = []
         if phi.has_third:
-            third = phi.third("K" if first.letter == "Q" else "X", "K" if second.letter == "Q" else "X")
+            third = phi.third_of(h, "K" if first.letter == "Q" else "X", "K" if second.letter == "Q" else "X")
             (on_x, row), (on_q, column) = first.axes(row=True), second.axes(row=False)
-            found.append(Tokens(x, q, third[h], on_x, on_q, row + column, first == second))
+            found.append(Tokens(x, q, third, on_x, on_q, row + column, first == second))
         if pair == "QK":
             found.append(scores(state, h))
         return found

@@ -19,6 +19,7 @@ from torch import Tensor
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.inputs import require_room
 from curvlens.calculus.moments import contracted, deviations, from_origin, uncentred
+from curvlens.calculus.terms import Product, product
 
 Side = Literal["X", "K", "V"]
 """What a side of a matrix was multiplied with: nothing, W_K or W_V."""
@@ -58,6 +59,10 @@ class Potential:
     def third(self, left: Side, right: Side) -> Tensor:
         """τ² Pᵀ G P', (H, N, ·, ·)."""
         return self._matrix(3, left, right)
+
+    def third_of(self, head: int, left: Side, right: Side) -> Tensor | Product:
+        """The same of one head, (N, ·, ·), perhaps as factors."""
+        return self.third(left, right)[head]
 
     def curved(self, curvature: float, left: Side, right: Side) -> Tensor:
         """τ² Pᵀ (c M2 W_V W_Vᵀ M2 + G) P', (H, N, ·, ·): both parts of the Hessian, if S_i = c·I for all tokens."""
@@ -198,6 +203,13 @@ class FewKeys(Potential):
         tau = self.layer.tau
         weight = tau * self._weight[..., None] if order == 2 else tau**2 * self._contracted
         return ((weight * first).mT @ second).flatten(1, 2)
+
+    def third_of(self, head: int, left: Side, right: Side) -> Tensor | Product:
+        """τ² Pᵀ G P' of one head, a product of as many columns as there are keys."""
+        if self.layer.WK is None:
+            left, right = "X" if left == "K" else left, "X" if right == "K" else right
+        first = self.layer.tau**2 * self._contracted[head] * self._side(left)[head]
+        return product(first.flatten(0, 1).mT, self._side(right)[head].flatten(0, 1).mT)
 
     def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
         """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r): without the matrix between."""

@@ -1,0 +1,81 @@
+"""Matrices that are kept as factors: built where they are read, some at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from curvlens.calculus import attention, terms
+from curvlens.calculus.inner import squared_norm
+from curvlens.calculus.terms import Product, Tokens, product
+
+AXES = (6, 5, 6, 5)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def test_factors_are_kept_where_they_are_smaller() -> None:
+    assert isinstance(product(draw(3, 8, 4), draw(3, 9, 4)), Product)
+    assert isinstance(product(draw(3, 8, 5), draw(3, 9, 5)), Tensor)
+
+
+@pytest.mark.parametrize("chunk", [1, 70, 1 << 20])  # a token, two tokens, all at once
+def test_chunks_are_the_product(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(terms, "CHUNK", chunk)
+    factors = Product(draw(5, 7, 2), draw(5, 4, 2))
+    whole = factors.dense()
+    assert factors.shape == whole.shape
+    found = torch.cat([part.clone() for _, part in factors.chunks()])
+    assert [some for some, _ in factors.chunks()][-1].stop == 5
+    torch.testing.assert_close(found, whole, rtol=1e-14, atol=0)
+    torch.testing.assert_close(factors.sizes(), whole.flatten(1).norm(dim=1), rtol=1e-12, atol=0)
+
+
+def test_the_size_of_what_cancels_is_a_number() -> None:
+    zero = Product(torch.tensor([[[1.0, -1.0]] * 4]), torch.ones(1, 4, 2))
+    assert zero.sizes().tolist() == [0.0]
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+def test_the_norm_of_factors_is_that_of_their_matrices(
+    monkeypatch: pytest.MonkeyPatch, repeated: bool, symmetric: bool, chunk: int
+) -> None:
+    monkeypatch.setattr(terms, "CHUNK", chunk)
+    u, left = draw(8, 6), draw(8, 5, 2)
+    if repeated:
+        u = u[[0, 1, 0, 2, 1, 0, 3, 3]]  # equal vectors are added up
+    factors = Product(left, left if symmetric else draw(8, 5, 2))
+    kept, built = (Tokens(u, u, given, "a", "c", "de", symmetric) for given in (factors, factors.dense()))
+    assert squared_norm([kept], AXES) == pytest.approx(squared_norm([built], AXES), rel=1e-13)
+    assert squared_norm([built], AXES) == pytest.approx(float(built.dense().square().sum()), rel=1e-12)
+    torch.testing.assert_close(kept.dense(), built.dense(), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(kept.T.diagonal(), built.T.diagonal(), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+def test_norms_of_few_keys_and_few_columns(monkeypatch: pytest.MonkeyPatch, heads: int, chunk: int) -> None:
+    """Both the third derivative (as many columns as keys) and the curvature of the loss are kept as factors."""
+    monkeypatch.setattr(terms, "CHUNK", chunk)
+    d, length, samples = 12, 4, 3
+    x = draw(samples, length, d)
+    x[1, 2] = x[0, 2]
+    wq, wk, wv = (draw(heads, d, d) / d**0.5 for _ in range(3))
+    g, S = draw(samples, length, d), attention.Root(draw(samples, length, d, 2))
+    H = attention.hessian(x, wq, wk, wv, grad=g, curvature=S, mask="causal")
+    for form in (H.outer, H.functional, H.total):
+        for first in form.names:
+            for second in form.names:
+                block = form[first, second]
+                assert form.norm((first, second)) == pytest.approx(float(block.norm()), rel=1e-12, abs=1e-14)
+    torch.testing.assert_close(H.outer.dense() + H.functional.dense(), H.total.dense(), rtol=1e-12, atol=1e-13)
