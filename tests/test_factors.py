@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from curvlens import CurvlensError
 from curvlens.calculus import attention, terms
 from curvlens.calculus.inner import squared_norm
 from curvlens.calculus.terms import Product, Tokens, product
@@ -25,6 +26,12 @@ def _seeded() -> None:
 def test_factors_are_kept_where_they_are_smaller() -> None:
     assert isinstance(product(draw(3, 8, 4), draw(3, 9, 4)), Product)
     assert isinstance(product(draw(3, 8, 5), draw(3, 9, 5)), Tensor)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    wide = draw(1, 1, 1).expand(1 << 20, 1 << 13, 1)
+    with pytest.raises(CurvlensError, match=r"A matrix for each token has .* entries"):
+        Product(wide, wide).dense()
 
 
 @pytest.mark.parametrize("chunk", [1, 70, 1 << 20])  # a token, two tokens, all at once

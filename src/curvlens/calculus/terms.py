@@ -13,12 +13,15 @@ dense block is one matrix product of inner size N. Norms, diagonals and products
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from curvlens.calculus.inputs import require_room
 
 AXES = "adce"
 TRANSPOSED = str.maketrans("adce", "cead")
@@ -40,6 +43,9 @@ class Product:
 
     def dense(self) -> Tensor:
         """P."""
+        require_room(
+            math.prod(self.shape), self.left, "A matrix for every token", "Norms need none; or give fewer tokens."
+        )
         return self.left @ self.right.mT
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
