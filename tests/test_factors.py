@@ -30,7 +30,7 @@ def test_factors_are_kept_where_they_are_smaller() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     wide = draw(1, 1, 1).expand(1 << 20, 1 << 13, 1)
-    with pytest.raises(CurvlensError, match=r"A matrix for each token has .* entries"):
+    with pytest.raises(CurvlensError, match=r"A matrix for every token has .* entries"):
         Product(wide, wide).dense()
 
 
