@@ -33,7 +33,7 @@ CELLS = 24
 
 
 def _points(kind: Kind, effort: Effort) -> list[Config]:
-    return [{"width": WIDTH, "sigma": SIGMA, "kind": kind, "seed": seed} for seed in effort.repeats(5, 20)]
+    return [{"width": WIDTH, "sigma": SIGMA, "kind": kind, "seed": seed} for seed in effort.repeats(5, 80)]
 
 
 def points_1(effort: Effort) -> list[Config]:
