@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from curvlens import CurvlensError
-from curvlens.calculus import attention, terms
+from curvlens.calculus import attention, feedforward, norms, terms
 from curvlens.calculus.inner import squared_norm
 from curvlens.calculus.terms import Product, Tokens, product
 
@@ -86,3 +86,61 @@ def test_norms_of_few_keys_and_few_columns(monkeypatch: pytest.MonkeyPatch, head
                 block = form[first, second]
                 assert form.norm((first, second)) == pytest.approx(float(block.norm()), rel=1e-12, abs=1e-14)
     torch.testing.assert_close(H.outer.dense() + H.functional.dense(), H.total.dense(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("small", [1e-34, 1e-24, 1.0])
+@pytest.mark.parametrize("near", [1e-2, 1e-4])
+def test_norms_of_what_nearly_cancels_in_float32(small: float, near: float) -> None:
+    """Two queries that cancel but for a part ``near``, whose products of float32 are nothing but rounding."""
+    x, g, context, wk, wv = draw(1, 12), draw(1, 12), draw(3, 12), draw(12, 12), draw(12, 12)
+    x, g = torch.cat([x, -x * (1 + near)]), small * torch.cat([g, -g])
+
+    def hessian(dtype: torch.dtype) -> attention.AttentionHessian:
+        q, k, v, gradient, keys = (t.float().to(dtype) for t in (torch.zeros(12, 12), wk, wv, g, context))
+        return attention.hessian(x.float().to(dtype), q, k, v, grad=gradient, curvature=0.0, context=keys)
+
+    H, truth = hessian(torch.float32), hessian(torch.float64)
+    for block in ("Q", ("Q", "V")):
+        assert H.norm(block, "functional") == pytest.approx(truth.norm(block, "functional"), rel=2e-3)
+
+
+@pytest.mark.parametrize("size", [1e-100, 1e-60, 1.0, 1e60, 1e100])
+def test_norms_where_squares_leave_float64(size: float) -> None:
+    x, root = size * draw(2, 5, 8), draw(2, 5, 8, 2) / size
+    wq, wk = (0.3 * draw(8, 8) / size for _ in range(2))
+    H = attention.hessian(x, wq, wk, draw(8, 8), grad=draw(2, 5, 8) / size, curvature=attention.Root(root))
+    for block in ("V", ("Q", "V"), ("K", "V")):
+        dense = H.total[block]
+        most = float(dense.abs().max())
+        assert H.norm(block) == pytest.approx(most * float((dense / most).norm()), rel=1e-10)
+
+
+def test_autocast_rounds_nothing() -> None:
+    x, (wq, wk, wv) = draw(5, 12).float(), (draw(12, 12).float() / 12**0.5 for _ in range(3))
+    y, v = draw(5, 12).float(), draw(3 * 144).float()
+
+    def found() -> list[Tensor]:
+        H = attention.hessian(x, wq, wk, wv, target=y)
+        return [torch.tensor(H.norm("Q")), H.total.dense(), H.total["Q", "V"], H.matvec(v), H.diagonal(), H.total @ v]
+
+    expected = found()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for one, other in zip(found(), expected, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_what_changes_later_is_not_ours() -> None:
+    x, up, down = draw(4, 6), draw(6, 8), draw(8, 6)
+    H = feedforward.hessian(x, up, down, target=draw(4, 6))
+    scale, shift = draw(6), draw(6)
+    N = norms.hessian(x, scale, shift, target=draw(4, 6), wrt="scale shift X")
+    expected = (H.norm("up"), H.total.dense(), N.norm("X"), N.total.dense())
+    fresh = draw(1)
+    for tensor in (x, up, down, scale, shift):
+        tensor.mul_(3 + fresh.abs())
+    H.total._norms.clear()
+    N.total._norms.clear()
+    assert H.norm("up") == pytest.approx(expected[0], rel=1e-13)
+    assert N.norm("X") == pytest.approx(expected[2], rel=1e-13)
+    torch.testing.assert_close(H.total.dense(), expected[1])
+    torch.testing.assert_close(N.total.dense(), expected[3])

@@ -20,7 +20,7 @@ from torch import Tensor
 from curvlens.calculus.activations import activation as named
 from curvlens.calculus.behind import Outputs, behind
 from curvlens.calculus.curvature import Curvature
-from curvlens.calculus.inputs import alike
+from curvlens.calculus.inputs import alike, in_own_dtype
 from curvlens.calculus.rowwise import RowwiseHessian, Slot, units
 from curvlens.calculus.terms import Diagonal, Term, Tokens
 from curvlens.errors import CurvlensError
@@ -68,6 +68,7 @@ def forward(
     return y if down_bias is None else y + down_bias
 
 
+@in_own_dtype
 def hessian(
     X: Tensor,
     up: Tensor,
@@ -114,11 +115,11 @@ def hessian(
         "down": down,
         "down_bias": down_bias,
     }
-    weights = {name: t.detach() for name, t in given.items() if t is not None}
+    weights = {name: t.detach().clone() for name, t in given.items() if t is not None}  # what changes later is not ours
     alike({"X": X, **weights})
     fit(X, weights)
     names = _wanted(wrt, [*weights, "X"])
-    x = X.detach().reshape(-1, *X.shape[-2:])
+    x = X.detach().clone().reshape(-1, *X.shape[-2:])
     shape = (*x.shape[:2], down.shape[1])
     options = {name: t for name, t in weights.items() if name not in ("up", "down")}
     outputs = Outputs(

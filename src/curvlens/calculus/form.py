@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.inner import squared_norm
-from curvlens.calculus.inputs import require_room
+from curvlens.calculus.inputs import in_own_dtype, require_room
 from curvlens.calculus.terms import Term, merged, on_axes, summed
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
@@ -65,6 +65,7 @@ class Form:
         """(size, size)."""
         return (self.size, self.size)
 
+    @in_own_dtype
     def terms(self, first: str, second: str) -> list[Term]:
         """The terms of a block; of one below the diagonal, those of its transpose, transposed."""
         if self._order[first] > self._order[second]:
@@ -95,6 +96,7 @@ class Form:
 
     # What is built
 
+    @in_own_dtype
     def __getitem__(self, key: Key) -> Tensor:
         first, second = self.pair(key)
         rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
@@ -103,6 +105,7 @@ class Form:
         summed(merged(self.terms(first, second)), [out.view(self._axes(first, second))], work)
         return out.view(rows, columns)
 
+    @in_own_dtype
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`."""
         largest = max(rows * columns for rows, columns in self.shapes.values()) ** 2
@@ -123,6 +126,7 @@ class Form:
 
     # What is read off
 
+    @in_own_dtype
     def norm(self, key: Key | None = None, *more: object) -> float:
         """The Frobenius norm of a block (a name, or one pair of names), or of the whole; exact."""
         if more:
@@ -143,6 +147,7 @@ class Form:
                 total += (1 if first == second else 2) * self.norm((first, second)) ** 2
         return math.sqrt(total)
 
+    @in_own_dtype
     def diagonal(self, name: str | None = None) -> Tensor:
         """The diagonal of the block (name, name), or of the whole."""
         if name is None:
@@ -159,6 +164,7 @@ class Form:
         """The trace of the block (name, name), or of the whole; exact."""
         return float(self.diagonal(name).double().sum())
 
+    @in_own_dtype
     def matvec(self, v: Tensor) -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         columns = self.columns(v)

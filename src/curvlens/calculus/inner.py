@@ -19,6 +19,8 @@ from curvlens.calculus.terms import Diagonal, Given, Pair, Product, Term, Tokens
 
 CANCELLED = 1e-7
 """Where tokens cancel to less than this, their inner products are rounding, and the block is built in panels."""
+ROUNDING = 1e3
+"""The same in units of a smaller dtype's rounding: there they are multiplied again in float64."""
 CHUNK = 1 << 22
 """Numbers in one chunk of pairs of tokens: 32 MB in float64."""
 
@@ -45,8 +47,12 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
         square = sum(
             (1 if i == j else 2) * inner(terms[i], terms[j]) for i in range(len(terms)) for j in range(i, len(terms))
         )
-        if square >= CANCELLED * sum(map(_size, terms)) ** 2 or not math.isfinite(square):
+        dtype = _dtype(terms[0])
+        left = max(CANCELLED, ROUNDING * torch.finfo(dtype).eps)
+        if square >= left * sum(map(_size, terms)) ** 2 or not math.isfinite(square):
             return square
+        if dtype != torch.float64:
+            return squared_norm([_double(term) for term in terms], shape)
     step = max(1, CHUNK * shape[0] // block)
     total = 0.0
     for start in range(0, shape[0], step):
@@ -56,13 +62,36 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
     return total
 
 
+def _dtype(term: Term) -> torch.dtype:
+    if isinstance(term, Pair):
+        return term.first.dtype
+    return term.block.dtype if isinstance(term, Given) else term.u.dtype
+
+
+def _double(term: Term) -> Term:
+    """The term in float64."""
+    if isinstance(term, Pair):
+        return replace(term, first=term.first.double(), second=None if term.second is None else term.second.double())
+    if isinstance(term, Given):
+        return Given(term.block.double())
+    u = term.u.double()
+    w = u if term.w is term.u else term.w.double()
+    if isinstance(term, Diagonal):
+        return replace(term, u=u, w=w, v=term.v.double())
+    given = term.given
+    matrix = Product(given.left.double(), given.right.double()) if isinstance(given, Product) else given.double()
+    return replace(term, u=u, w=w, given=matrix)
+
+
 def _size(term: Term) -> float:
     """What the norm of a term is at most: Σ_n ‖u_n‖ ‖w_n‖ ‖P_n‖."""
     if isinstance(term, Tokens):
         given = term.given
-        of_matrix = given.sizes() if isinstance(given, Product) else vector_norm(given.flatten(1), dim=1)
-        of_tokens = (vector_norm(term.u, dim=1), vector_norm(term.w, dim=1), of_matrix)
-        return float(torch.stack([size.double() for size in of_tokens]).prod(0).sum())
+        u, w = (vector_norm(t, dim=1, dtype=torch.float64) for t in (term.u, term.w))
+        of_matrix = (
+            given.sizes() if isinstance(given, Product) else vector_norm(given.flatten(1), dim=1, dtype=torch.float64)
+        )
+        return float((u * w * of_matrix).sum())
     if isinstance(term, Diagonal):
         sizes = (vector_norm(t, dim=1, dtype=torch.float64) for t in (term.u, term.w, term.v))
         return float(torch.stack(list(sizes)).prod(0).sum())
@@ -163,9 +192,13 @@ def _sum(first: tuple[str, Tensor], second: tuple[str, Tensor]) -> float:
 
 def _tokens(first: Tokens, second: Tokens) -> float:
     """Σ_nm of the inner products of token n of the first with token m of the second."""
-    one, scale = _scaled(first)
-    other, also = (one, scale) if second is first else _scaled(second)
-    return scale * also * _sums(one, other)
+    one, power = _scaled(first)
+    other, also = (one, power) if second is first else _scaled(second)
+    found = _sums(one, other)
+    try:
+        return math.ldexp(found, power + also)
+    except OverflowError:
+        return math.copysign(math.inf, found)
 
 
 def _sums(first: Tokens, second: Tokens) -> float:
@@ -222,12 +255,24 @@ def _gram(first: Tokens, some: slice, second: Tokens, others: slice) -> float:
     return float((on_u.double() * on_w.double() * on_matrix.double()).sum())
 
 
-def _scaled(term: Tokens) -> tuple[Tokens, float]:
-    """The term with entries of size 1, and what it has to be multiplied with, where squares would leave the dtype."""
-    if term.u.dtype == torch.float64:
-        return term, 1.0
-    u, w, matrix = (largest(t) or 1.0 for t in (term.u, term.w, term.matrix))
-    if term.u.dtype != torch.float16 and all(1e-12 < size < 1e12 for size in (u, w, matrix)):
-        return term, 1.0
-    one = replace(term, u=term.u / u, w=term.u / u if term.w is term.u else term.w / w, given=term.matrix / matrix)
-    return one, u * (u if term.w is term.u else w) * matrix
+def _scaled(term: Tokens) -> tuple[Tokens, int]:
+    """The term with entries of size 1, and the power of two that it lacks, where squares would leave the dtype."""
+    given = term.given
+    parts = {"u": term.u, "w": term.w} | (
+        {"left": given.left, "right": given.right} if isinstance(given, Product) else {"given": given}
+    )
+    powers = {name: math.frexp(largest(part))[1] for name, part in parts.items()}
+    most = 160 if term.u.dtype == torch.float64 else 40  # three squares of 2^160 are a float64, of 2^40 a float32
+    of_matrix = sum(power for name, power in powers.items() if name not in ("u", "w"))
+    if term.u.dtype != torch.float16 and max(abs(powers["u"]), abs(powers["w"]), abs(of_matrix)) <= most:
+        return term, 0
+    one = {name: _over(part, powers[name]) for name, part in parts.items()}
+    w = one["u"] if term.w is term.u else one["w"]
+    matrix = one["given"] if "given" in one else Product(one["left"], one["right"])
+    return replace(term, u=one["u"], w=w, given=matrix), powers["u"] + powers["w"] + of_matrix
+
+
+def _over(part: Tensor, power: int) -> Tensor:
+    """A tensor over a power of two, in two steps: one alone may leave the dtype."""
+    half = power // 2
+    return part * 2.0**-half * 2.0 ** (half - power)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,8 +14,27 @@ from torch import Tensor
 from curvlens.errors import CurvlensError, a_kind
 from curvlens.memory import available_bytes, readable
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 SMALL = 1 << 26
 """Bytes for which it is not worth asking whether there is room."""
+
+
+def in_own_dtype(function: Callable[P, R]) -> Callable[P, R]:
+    """Calculate in the dtype of the tensors, also where the caller has autocast on: it would round every product."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        cast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        if not cast:
+            return function(*args, **kwargs)
+        with ExitStack() as off:
+            for kind in cast:
+                off.enter_context(torch.autocast(kind, enabled=False))
+            return function(*args, **kwargs)
+
+    return run
 
 
 def of_one_kind(tensors: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from curvlens.calculus.behind import Outputs, behind
 from curvlens.calculus.curvature import Curvature
-from curvlens.calculus.inputs import alike, of_one_kind
+from curvlens.calculus.inputs import alike, in_own_dtype, of_one_kind
 from curvlens.calculus.rowwise import RowwiseHessian, Slot, units
 from curvlens.calculus.terms import Term, Tokens
 from curvlens.errors import CurvlensError
@@ -203,6 +203,7 @@ def second_bound(
     return bound
 
 
+@in_own_dtype
 def hessian(
     X: Tensor,
     scale: Tensor | None = None,
@@ -250,9 +251,9 @@ def hessian(
     wanted = [name for name in known if name in words]
     if not wanted:
         raise CurvlensError(f"wrt={wrt!r}, but none of these was given.")
-    x = X.detach().reshape(-1, X.shape[-2], d)
-    gamma = None if scale is None else scale.detach()
-    beta = None if shift is None else shift.detach()
+    x = X.detach().clone().reshape(-1, X.shape[-2], d)  # what changes later is not ours
+    gamma = None if scale is None else scale.detach().clone()
+    beta = None if shift is None else shift.detach().clone()
     outputs = Outputs(lambda: forward(x, gamma, beta, eps=eps, kind=kind), tuple(x.shape), X.shape[:-2], x)  # type: ignore[arg-type]
     loss = behind(outputs, target, grad, curvature, reduction)
     rows, g = x.flatten(0, 1), loss.gradient.flatten(0, 1)

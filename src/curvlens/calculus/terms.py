@@ -44,7 +44,7 @@ class Product:
     def dense(self) -> Tensor:
         """P."""
         require_room(
-            math.prod(self.shape), self.left, "A matrix for every token", "Norms need none; or give fewer tokens."
+            math.prod(self.shape), self.left, "A matrix for every token", "Give fewer tokens or samples at a time."
         )
         return self.left @ self.right.mT
 
@@ -58,8 +58,9 @@ class Product:
             yield some, torch.bmm(self.left[some], self.right[some].mT, out=space[: some.stop - start])
 
     def sizes(self) -> Tensor:
-        """‖P_n‖, (N,)."""
-        squares = ((self.left.mT @ self.left) * (self.right.mT @ self.right)).flatten(1).sum(1)
+        """‖P_n‖, (N,), in float64: squares of the factors would leave a smaller dtype."""
+        left, right = self.left.double(), self.right.double()
+        squares = ((left.mT @ left) * (right.mT @ right)).flatten(1).sum(1)
         return squares.clamp_(min=0).sqrt()
 
 
@@ -67,6 +68,14 @@ def product(left: Tensor, right: Tensor) -> Tensor | Product:
     """L_n R_nᵀ, as factors where those are smaller."""
     rank, size = left.shape[-1], min(left.shape[1], right.shape[1])
     return Product(left, right) if 2 * rank <= size else left @ right.mT
+
+
+def added(first: Tensor | Product, second: Tensor | Product) -> Tensor | Product:
+    """P + P', as factors side by side where those are smaller."""
+    if isinstance(first, Product) and isinstance(second, Product):
+        return product(torch.cat([first.left, second.left], -1), torch.cat([first.right, second.right], -1))
+    one, other = (each if isinstance(each, Tensor) else each.dense() for each in (first, second))
+    return one + other
 
 
 @dataclass(frozen=True)
@@ -327,7 +336,7 @@ def merged(terms: Sequence[Term]) -> list[Term]:
                 and term.w is other.w
             ):
                 symmetric = other.symmetric and term.symmetric
-                result[i] = Tokens(other.u, other.w, other.matrix + term.matrix, *other.axes, symmetric)
+                result[i] = Tokens(other.u, other.w, added(other.given, term.given), *other.axes, symmetric)
                 break
         else:
             result.append(term)

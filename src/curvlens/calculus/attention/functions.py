@@ -10,6 +10,7 @@ from curvlens.calculus.attention.hessian import AttentionHessian
 from curvlens.calculus.attention.layer import Kind, Value, layer
 from curvlens.calculus.behind import behind
 from curvlens.calculus.curvature import Curvature
+from curvlens.calculus.inputs import in_own_dtype
 from curvlens.errors import CurvlensError
 
 
@@ -29,6 +30,7 @@ def forward(
     return of.output.reshape(*X.shape[:-2], *of.output.shape[1:])
 
 
+@in_own_dtype
 def hessian(
     X: Tensor,
     WQ: Tensor,

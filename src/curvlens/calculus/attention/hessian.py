@@ -18,6 +18,7 @@ from curvlens.calculus.attention.state import State
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import counts, is_zero, rows
 from curvlens.calculus.form import Form, Key, not_a_part
+from curvlens.calculus.inputs import in_own_dtype
 from curvlens.calculus.moments import Moments, moments
 from curvlens.calculus.terms import Given, Pair, Term
 from curvlens.errors import CurvlensError
@@ -87,6 +88,7 @@ class AttentionHessian:
         not_a_part(key, ("total", "outer", "functional"))
 
     @cached_property
+    @in_own_dtype
     @torch.inference_mode()  # a tenth of the time of small layers
     def _state(self) -> State:
         # tokens of which the loss knows nothing add nothing
@@ -133,6 +135,7 @@ class AttentionHessian:
         """The diagonal of a diagonal block or of the whole."""
         return self._form(part).diagonal(block)
 
+    @in_own_dtype
     def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         vectors = self._form(part).checked(v)
@@ -189,6 +192,7 @@ class AttentionHessian:
         return out
 
     @property
+    @in_own_dtype
     def moments(self) -> Moments:
         """M1, M2 and M3 of every attention row, (heads, samples, L, d, …), without axes that were not given.
 
