@@ -16,6 +16,7 @@ from torch import Tensor
 
 from curvlens.assembly.graph import View
 from curvlens.calculus.form import Form
+from curvlens.calculus.inputs import in_own_dtype
 from curvlens.calculus.terms import Given, on_axes
 
 INPUT = "X"
@@ -131,6 +132,7 @@ class Assembled(Form):
         """The whole matrix, blocks in the order of `names`; not a copy."""
         return self._matrix
 
+    @in_own_dtype
     def matvec(self, v: Tensor) -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._matrix @ self.checked(v)

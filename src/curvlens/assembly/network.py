@@ -14,7 +14,7 @@ from curvlens.assembly.ledger import INPUT
 from curvlens.assembly.linear import Lookup
 from curvlens.assembly.loss import end
 from curvlens.assembly.result import NetworkHessian
-from curvlens.calculus.inputs import alike
+from curvlens.calculus.inputs import alike, in_own_dtype
 from curvlens.errors import CurvlensError, a_kind, nearest
 
 
@@ -39,11 +39,13 @@ class Network:
         """The parameters, in the order of the Hessian."""
         return tuple(self.shapes)
 
+    @in_own_dtype
     def forward(self, X: Tensor) -> Tensor:
         """The outputs (…, T, c)."""
         found, batch = self._trace(X)
         return found.output.reshape(*batch, *found.output.shape[1:])
 
+    @in_own_dtype
     def hessian(
         self,
         X: Tensor,

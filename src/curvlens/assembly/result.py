@@ -16,7 +16,7 @@ from curvlens.assembly.ledger import INPUT, Assembled, Ledger
 from curvlens.assembly.loss import End
 from curvlens.assembly.products import product
 from curvlens.calculus.form import Form, Key, not_a_part
-from curvlens.calculus.inputs import require_room
+from curvlens.calculus.inputs import in_own_dtype, require_room
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
 CHUNK = 1 << 25
@@ -86,6 +86,7 @@ class NetworkHessian:
         """The primitives that have a part, in the order in which they are computed."""
         return tuple(self._sources)
 
+    @in_own_dtype
     def matvec(self, v: Tensor, part: str = "total") -> Tensor:
         """H v without H, or M v of a part: v is (size,), or (size, k) for the columns of a matrix."""
         if not isinstance(v, Tensor) or v.ndim not in (1, 2) or len(v) != self.size or v.is_complex():
@@ -148,6 +149,7 @@ class NetworkHessian:
             return part != "functional", [] if part == "ggn" else every
         return False, self._sources[part]
 
+    @in_own_dtype
     @torch.no_grad()
     def _assemble(self, part: str, title: str) -> Form:
         """The matrix of a part: where it is smaller than the largest state, column by column, else by elimination."""

@@ -48,8 +48,8 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
             (1 if i == j else 2) * inner(terms[i], terms[j]) for i in range(len(terms)) for j in range(i, len(terms))
         )
         dtype = _dtype(terms[0])
-        left = max(CANCELLED, ROUNDING * torch.finfo(dtype).eps)
-        if square >= left * sum(map(_size, terms)) ** 2 or not math.isfinite(square):
+        least = max(CANCELLED, ROUNDING * torch.finfo(dtype).eps)
+        if square >= least * sum(map(_size, terms)) ** 2 or not math.isfinite(square):
             return square
         if dtype != torch.float64:
             return squared_norm([_double(term) for term in terms], shape)
@@ -63,17 +63,15 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
 
 
 def _dtype(term: Term) -> torch.dtype:
-    if isinstance(term, Pair):
-        return term.first.dtype
-    return term.block.dtype if isinstance(term, Given) else term.u.dtype
+    assert not isinstance(term, Given)
+    return term.first.dtype if isinstance(term, Pair) else term.u.dtype
 
 
 def _double(term: Term) -> Term:
     """The term in float64."""
     if isinstance(term, Pair):
         return replace(term, first=term.first.double(), second=None if term.second is None else term.second.double())
-    if isinstance(term, Given):
-        return Given(term.block.double())
+    assert not isinstance(term, Given)
     u = term.u.double()
     w = u if term.w is term.u else term.w.double()
     if isinstance(term, Diagonal):

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.form import Form
-from curvlens.calculus.inputs import alike
+from curvlens.calculus.inputs import alike, in_own_dtype
 from curvlens.calculus.terms import Pair, Term
 from curvlens.errors import CurvlensError, a_kind
 
@@ -68,6 +68,7 @@ class LinearMLPHessian:
         return [Pair(between, seen, "ea", "dc")]
 
 
+@in_own_dtype
 def hessian(
     X: Float[Tensor, "*batch d"],
     weights: Sequence[Tensor],

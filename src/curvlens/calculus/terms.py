@@ -66,16 +66,20 @@ class Product:
 
 def product(left: Tensor, right: Tensor) -> Tensor | Product:
     """L_n R_nᵀ, as factors where those are smaller."""
-    rank, size = left.shape[-1], min(left.shape[1], right.shape[1])
-    return Product(left, right) if 2 * rank <= size else left @ right.mT
+    factors = Product(left, right)
+    return factors if 2 * left.shape[-1] <= min(factors.shape[1:]) else factors.dense()
+
+
+def built(given: Tensor | Product) -> Tensor:
+    """P, whatever it is given by."""
+    return given if isinstance(given, Tensor) else given.dense()
 
 
 def added(first: Tensor | Product, second: Tensor | Product) -> Tensor | Product:
     """P + P', as factors side by side where those are smaller."""
     if isinstance(first, Product) and isinstance(second, Product):
         return product(torch.cat([first.left, second.left], -1), torch.cat([first.right, second.right], -1))
-    one, other = (each if isinstance(each, Tensor) else each.dense() for each in (first, second))
-    return one + other
+    return built(first) + built(second)
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Tokens:
     @cached_property
     def matrix(self) -> Tensor:
         """P."""
-        return self.given if isinstance(self.given, Tensor) else self.given.dense()
+        return built(self.given)
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """All P_n once, some at a time: what was read is written over."""

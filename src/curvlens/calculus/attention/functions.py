@@ -14,6 +14,7 @@ from curvlens.calculus.inputs import in_own_dtype
 from curvlens.errors import CurvlensError
 
 
+@in_own_dtype
 def forward(
     X: Tensor,
     WQ: Tensor,

@@ -75,13 +75,16 @@ class Potential:
         return self.second(left, right) @ columns
 
     def _matrix(self, order: int, left: Side, right: Side) -> Tensor:
-        if self.layer.WK is None:  # W_QK is no product
-            left, right = "X" if left == "K" else left, "X" if right == "K" else right
+        left, right = self._known(left), self._known(right)
         if (order, right, left) in self._found:
             return self._found[order, right, left].mT if left != right else self._found[order, right, left]
         if (order, left, right) not in self._found:
             self._found[order, left, right] = self._sum(order, left, right)
         return self._found[order, left, right]
+
+    def _known(self, side: Side) -> Side:
+        """A side as it is known by: W_QK is no product, and has no W_K."""
+        return "X" if side == "K" and self.layer.WK is None else side
 
     def _sum(self, order: int, left: Side, right: Side) -> Tensor:
         raise NotImplementedError
@@ -198,24 +201,25 @@ class FewKeys(Potential):
         return self._sides[side]
 
     def _sum(self, order: int, left: Side, right: Side) -> Tensor:
-        first, second = self._side(left), self._side(right)
+        first, second = self._factors(order, left, right)
         _room(self.layer, first.shape[-1] * second.shape[-1])
+        return (first.mT @ second).flatten(1, 2)
+
+    def _factors(self, order: int, left: Side, right: Side) -> tuple[Tensor, Tensor]:
+        """Both sides, the first weighted: (H, B, L, L_k, ·)."""
         tau = self.layer.tau
         weight = tau * self._weight[..., None] if order == 2 else tau**2 * self._contracted
-        return ((weight * first).mT @ second).flatten(1, 2)
+        return weight * self._side(left), self._side(right)
 
     def third_of(self, head: int, left: Side, right: Side) -> Tensor | Product:
         """τ² Pᵀ G P' of one head, a product of as many columns as there are keys."""
-        if self.layer.WK is None:
-            left, right = "X" if left == "K" else left, "X" if right == "K" else right
-        first = self.layer.tau**2 * self._contracted[head] * self._side(left)[head]
-        return product(first.flatten(0, 1).mT, self._side(right)[head].flatten(0, 1).mT)
+        sides = self._factors(3, self._known(left), self._known(right))
+        first, second = (side[head].flatten(0, 1).mT for side in sides)
+        return product(first, second)
 
     def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
         """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r): without the matrix between."""
-        if self.layer.WK is None and left == "K":
-            left = "X"
-        first, second = self._side(left), self._side(right)
+        first, second = self._side(self._known(left)), self._side(right)
         seen = second @ columns.view(*self.layer.queries.shape[:2], *columns.shape[1:])
         return (first.mT @ (self.layer.tau * self._weight[..., None] * seen)).flatten(1, 2)
 

@@ -21,6 +21,7 @@ from curvlens.calculus.attention.layer import Kind, Layer, Value, layer
 from curvlens.calculus.behind import Loss, behind
 from curvlens.calculus.curvature import Curvature, applied
 from curvlens.calculus.form import Form
+from curvlens.calculus.inputs import in_own_dtype
 from curvlens.calculus.terms import Given, on_axes
 from curvlens.errors import CurvlensError
 
@@ -37,6 +38,7 @@ class StackHessian:
         return f"StackHessian({self.total!r})"
 
 
+@in_own_dtype
 def stack(
     X: Tensor,
     layers: Sequence[tuple[Tensor, Tensor, Value]],
