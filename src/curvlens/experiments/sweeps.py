@@ -126,6 +126,11 @@ def sweep(records: Sequence[Record], over: str, *path: str | int) -> Sweep:
     return Sweep(tuple(grid), torch.tensor(whole, dtype=torch.float64).reshape(len(whole), len(grid)))
 
 
+def farthest(slopes: Sequence[Number], power: float) -> Number:
+    """The slope that is farthest from a power."""
+    return max(slopes, key=lambda slope: abs(slope.value - power))
+
+
 def mean(name: str, values: Sequence[float]) -> Number:
     """The mean over repeats, with half of its 95 % interval."""
     held = torch.tensor(values, dtype=torch.float64)

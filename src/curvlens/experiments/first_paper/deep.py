@@ -18,7 +18,7 @@ from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import drawn
 from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.sweeps import grid
+from curvlens.experiments.sweeps import farthest, grid
 from curvlens.figures.charts import Chart, Panel, Slope
 
 LETTERS = ("Q", "K", "V", "O")
@@ -105,8 +105,7 @@ def report(records: Sequence[Record]) -> Report:
             line = of_layer(records, depth, letter, layer, part)
             if line.fits:
                 slopes.setdefault(name, []).append(line.slope(name, SMALL))
-        for found in slopes.values():
-            numbers.append(max(found, key=lambda slope, power=power: abs(slope.value - power)))  # type: ignore[misc]
+        numbers += [farthest(found, power) for found in slopes.values()]
     laws = tuple(
         line.fitted(f"depth {depth}, layer {layer}: {SIGNS[part]}({letter}, {letter})", power)
         for letter, part, power in rows

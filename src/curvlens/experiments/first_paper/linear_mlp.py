@@ -18,7 +18,7 @@ from curvlens.experiments.ranges import following, judged_range, told
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.sweeps import grid, sweep, where
+from curvlens.experiments.sweeps import farthest, grid, sweep, where
 from curvlens.figures.charts import Chart, Panel, Slope
 
 SIGMAS = (0.01, 10.0)
@@ -69,7 +69,7 @@ def report(records: Sequence[Record]) -> Report:
         guide = Slope(2, (first.x[0], first.x[-1]), (first.x[0], first.y[0] / 4), r"$\sigma^2$")
         curves = [line.curve(f"layer {i + 1}", colour=i) for i, line in enumerate(lines)]
         panels.append(Panel(curves, [guide], f"depth {depth}", r"$\sigma$", r"$\|H\|_F$", "log", "log"))
-    worst = max(slopes, key=lambda slope: abs(slope.value - 2))
+    worst = farthest(slopes, 2)
     hollow = max(record.result["functional"] for record in records)
     chart = Chart(
         "fig8",
