@@ -17,7 +17,7 @@ from torch import Tensor
 from curvlens.assembly.graph import View
 from curvlens.calculus.form import Form
 from curvlens.calculus.inputs import in_own_dtype
-from curvlens.calculus.terms import Given, on_axes
+from curvlens.calculus.terms import Given
 
 INPUT = "X"
 """The name of the input of the first layer."""
@@ -125,8 +125,7 @@ class Assembled(Form):
         self._matrix = matrix
 
     def _block(self, first: str, second: str) -> list[Given]:
-        part = self._matrix[self.slices[first], self.slices[second]]
-        return [Given(on_axes(part, (*self.shapes[first], *self.shapes[second])))]
+        return [Given(self.place(self._matrix, first, second))]
 
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`; not a copy."""

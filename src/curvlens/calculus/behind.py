@@ -107,4 +107,4 @@ def _fits(name: str, given: Any, shape: tuple[int, ...], of: Outputs) -> None:
         root = isinstance(given, Tensor) and given.shape[:-1] == shape[:-1] and name.startswith("curvature")
         hint = " A root R of it is given as attention.Root(R)." if root else ""
         raise CurvlensError(f"{name} has to have the shape {shape}, {what}; got {got}.{hint}")
-    alike({"X": of.like.reshape(-1)[:1], name: given})
+    alike({name: given}, X=of.like)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvlens.calculus.inner import squared_norm
 from curvlens.calculus.inputs import in_own_dtype, require_room
-from curvlens.calculus.terms import Term, merged, on_axes, summed
+from curvlens.calculus.terms import Term, merged, summed
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
 Key = str | tuple[str, str]
@@ -36,12 +36,16 @@ class Form:
         terms: Callable[[str, str], Sequence[Term]],
         like: Tensor,
         title: str,
+        ahead: Callable[[Form, Tensor, Tensor, Tensor], set[tuple[str, str]]] | None = None,
     ) -> None:
-        """``terms(a, b)`` are those of the block (a, b), asked for only with a before b or equal to it."""
+        """``terms(a, b)`` are those of the block (a, b), asked for only with a before b or equal to it.
+
+        ``ahead(form, out, work, more)`` may write some blocks of the whole together, and says which.
+        """
         self.shapes = dict(shapes)
         self.dtype, self.device, self._like = like.dtype, like.device, like
         self.title = title
-        self._terms = terms
+        self._terms, self._ahead = terms, ahead
         self._cache: dict[tuple[str, str], list[Term]] = {}
         self._norms: dict[tuple[str, str], float] = {}
         self._order = {name: i for i, name in enumerate(self.shapes)}
@@ -89,6 +93,12 @@ class Form:
     def _axes(self, first: str, second: str) -> tuple[int, int, int, int]:
         return (*self.shapes[first], *self.shapes[second])
 
+    def place(self, matrix: Tensor, first: str, second: str) -> Tensor:
+        """A block of a matrix of the size of the whole, as a view [a, d, c, e]."""
+        shape, (down, right) = self._axes(first, second), matrix.stride()
+        start = matrix.storage_offset() + self.slices[first].start * down + self.slices[second].start * right
+        return matrix.as_strided(shape, (shape[1] * down, down, shape[3] * right, right), start)
+
     def room(self, numbers: int, what: str) -> None:
         """Refuse what does not fit memory."""
         instead = "Without building it: `matvec`, `norm`, `trace` and `diagonal`."
@@ -116,12 +126,14 @@ class Form:
 
     @torch.inference_mode()  # a tenth of the time of small layers; what leaves was allocated outside
     def _write(self, out: Tensor, work: Tensor, more: Tensor) -> None:
+        done = set() if self._ahead is None else self._ahead(self, out, work, more)
         for i, first in enumerate(self.names):
             for second in self.names[i:]:
-                axes = self._axes(first, second)
-                places = [on_axes(out[self.slices[first], self.slices[second]], axes)]
+                if (first, second) in done:
+                    continue
+                places = [self.place(out, first, second)]
                 if first != second:  # from where it was calculated, it is read in runs: not so from its place
-                    places.append(on_axes(out.T[self.slices[first], self.slices[second]], axes))
+                    places.append(self.place(out.T, first, second))
                 summed(merged(self.terms(first, second)), places, work, more)
 
     # What is read off

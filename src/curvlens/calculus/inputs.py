@@ -51,9 +51,12 @@ def of_one_kind(tensors: dict[str, Any]) -> None:
             )
 
 
-def alike(tensors: dict[str, Any]) -> None:
-    """All are real floating tensors of one dtype and device, with finite numbers and nothing empty."""
-    of_one_kind(tensors)
+def alike(tensors: dict[str, Any], **like: Tensor) -> None:
+    """All are real floating tensors of one dtype and device, with finite numbers and nothing empty.
+
+    ``like`` is a tensor that was checked before, by its name: the others have to be of its kind.
+    """
+    of_one_kind({**like, **tensors})
     for name, tensor in tensors.items():
         if not tensor.numel():
             raise CurvlensError(f"{name} of shape {tuple(tensor.shape)} is empty.")

@@ -32,24 +32,24 @@ class Moments(NamedTuple):
 
 def _about_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens r where A is largest, and m − r, for x (…, k, d)."""
-    rest, r, _ = _without_largest(a, x)
+    rest, r, *_ = _without_largest(a, x)
     return r, rest @ x - rest.sum(-1, keepdim=True) * r
 
 
-def _without_largest(a: Tensor, x: Tensor, names: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """A without its largest entries, the tokens r there, and which rows have any entry, for x (…, k, d).
+def _without_largest(a: Tensor, x: Tensor, names: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A without its largest entries, the tokens r there, where that is, and 1 for rows with any entry, else 0.
 
-    r of an empty row is 0. Tokens of one name (…, k) are copies of each other, and struck out together.
+    For x (…, k, d); r of an empty row is 0. Tokens of one name (…, k) are copies of each other, struck out together.
     """
     largest, top = a.max(-1, keepdim=True)
-    alive = largest > 0
+    alive = (largest > 0).to(a.dtype)
     if names is None:
         rest = a.scatter(-1, top, 0.0)
     else:
         wide = names[..., None, :].expand(a.shape)
         rest = a.where(wide != wide.gather(-1, top), 0.0)
     r = x.gather(-2, top.expand(*top.shape[:-1], x.shape[-1])) * alive
-    return rest, r, alive
+    return rest, r, top, alive
 
 
 def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"]) -> Moments:
@@ -90,30 +90,32 @@ def contracted(
 ) -> Contracted:
     """M1, M2, M2 u and M3 contracted with u, for a vector u_i a row (u_i = W_V g_i in the Hessian of attention).
 
-    Both moments are one matrix product, [A₀; W] times the k × d² matrix of the x_j x_jᵀ, and a correction of rank 3.
-    The tokens are taken from a common origin beforehand: M2 and M3 do not change, and a large common offset does not
-    cancel.
+    Both moments are one matrix product, [A₀; W] times the k × d² matrix of the x_j x_jᵀ, and corrections of rank 2 and
+    3. The tokens are taken from a common origin beforehand: M2 and M3 do not change, and a large common offset does
+    not cancel.
     """
     origin, y = from_origin(attention, x)
     y = y.expand(*attention.shape[:-2], *y.shape[-2:])
-    rest, r, alive = _without_largest(attention, y, _copies(x))
-    s = u @ y.transpose(-1, -2) - (u * r).sum(-1, keepdim=True)  # u·(x_j − r)
+    rest, r, top, alive = _without_largest(attention, y, _copies(x))
+    s = u @ y.mT
+    s = s - s.gather(-1, top)  # u·(x_j − r)
     w = rest * (s - (rest * s).sum(-1, keepdim=True))  # ∂ℓ/∂T but for the largest entry, which is −Σ_j w_j
-    rows, d = u.shape[-2:]
-    both = torch.cat([rest, w], -2)
-    squares = (y[..., :, :, None] * y[..., :, None, :]).flatten(-2)
-    raw = (both @ squares).reshape(*both.shape[:-1], d, d)
-    linear = both @ y
-    about_r = linear - both.sum(-1, keepdim=True) * torch.cat([r, r], -2)
-    (m1, p1), (from_r, p) = (torch.split(both_of, rows, -2) for both_of in (linear, about_r))
+    both, rs = torch.cat([rest, w], -2), torch.cat([r, r], -2)
+    squares = (y.unsqueeze(-1) * y.unsqueeze(-2)).flatten(-2)
+    raw, linear = (both @ squares).view(*both.shape[:-1], *y.shape[-1:], -1), both @ y
+    about_r = linear.addcmul(both.sum(-1, keepdim=True), rs, value=-1)
+    from_r, p = about_r.chunk(2, -2)
     mean = r + from_r
-    second = _minus(raw[..., :rows, :, :], (m1, r), (mean, from_r))
-    third = _minus(raw[..., rows:, :, :], (p1, r), (mean, p), (p, from_r))
-    return Contracted(mean + origin * alive, second, p, third)
+    second, third = _minus(raw, (linear, rs), (torch.cat([mean, mean], -2), about_r)).chunk(2, -3)
+    third = third.addcmul(p.unsqueeze(-1), from_r.unsqueeze(-2), value=-1)
+    return Contracted(mean.addcmul(origin, alive), second, p, third)
 
 
 def _copies(x: Tensor) -> Tensor | None:
     """A number for every token (…, k), the same for equal tokens; None if no two are equal."""
+    first = x[..., 0].flatten().tolist()
+    if len(set(first)) == len(first):  # which no two copies share
+        return None
     names = row_names(x.detach().reshape(-1, x.shape[-1]))
     if max(names) + 1 == len(names):
         return None
@@ -130,8 +132,7 @@ def from_origin(
     seen = attention.sum(-2, keepdim=True)
     origin = (seen @ x) / seen.sum(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
     y = x - origin
-    visible = seen > 0
-    return origin, y if bool(visible.all()) else y.where(visible.mT, 0.0)
+    return origin, y if float(seen.min()) > 0 else y.where((seen > 0).mT, 0.0)
 
 
 def _minus(matrices: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:

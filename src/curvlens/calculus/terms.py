@@ -128,13 +128,15 @@ class Tokens:
         (u, on_u), (w, on_w) = (self.u, self.on_u), (self.w, self.on_w)
         if on_u == "e":
             (u, on_u), (w, on_w) = (w, on_w), (u, on_u)
-        outer = (u[:, :, None] * w[:, None, :]).flatten(1)
-        matrix, vectors, matrices = self.matrix.flatten(1), (u.shape[1], w.shape[1]), self.matrix.shape[1:]
+        outer, matrix, on_matrix = (u.unsqueeze(2) * w.unsqueeze(1)).flatten(1), self.matrix, self.on_matrix
+        if matrix.stride(1) == 1 and "e" not in on_matrix:  # a transpose, which need not be copied
+            matrix, on_matrix = matrix.mT, on_matrix[::-1]
+        vectors, matrices = (u.shape[1], w.shape[1]), matrix.shape[1:]
         # e, the axis that runs fastest in a block, last: what is copied from here is copied in runs
         if on_w == "e":
-            rows, columns, sizes, have = matrix, outer, (*matrices, *vectors), self.on_matrix + on_u + on_w
+            rows, columns, sizes, have = matrix.flatten(1), outer, (*matrices, *vectors), on_matrix + on_u + on_w
         else:
-            rows, columns, sizes, have = outer, matrix, (*vectors, *matrices), on_u + on_w + self.on_matrix
+            rows, columns, sizes, have = outer, matrix.flatten(1), (*vectors, *matrices), on_u + on_w + on_matrix
         shape = (rows.shape[1], columns.shape[1])
         product = torch.mm(rows.T, columns, out=None if space is None else space[: shape[0] * shape[1]].view(shape))
         return product.view(sizes).permute([have.index(axis) for axis in AXES])
@@ -319,12 +321,6 @@ class Given:
 
 
 Term = Tokens | Diagonal | Pair | Given
-
-
-def on_axes(block: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """A 2-D block, perhaps a slice of a larger matrix, as a view [a, d, c, e]."""
-    rows, columns = block.stride()
-    return block.as_strided(shape, (shape[1] * rows, rows, shape[3] * columns, columns), block.storage_offset())
 
 
 def merged(terms: Sequence[Term]) -> list[Term]:

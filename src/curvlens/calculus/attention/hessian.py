@@ -15,6 +15,7 @@ from curvlens.calculus.attention.by_moments import ByMoments
 from curvlens.calculus.attention.kernel import RankBound, gauge, rank_bound
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.state import State
+from curvlens.calculus.attention.through import pays, write_values
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import counts, is_zero, rows
 from curvlens.calculus.form import Form, Key, not_a_part
@@ -72,7 +73,20 @@ class AttentionHessian:
         return self._make("total", "Attention Hessian")
 
     def _make(self, part: Part, title: str) -> Form:
-        return Form(self._shapes, lambda a, b: self._terms(a, b, part), self.layer.queries, title)
+        ahead = self._values_together if pays(self.layer) else None
+        return Form(self._shapes, lambda a, b: self._terms(a, b, part), self.layer.queries, title, ahead)
+
+    def _values_together(self, form: Form, out: Tensor, work: Tensor, more: Tensor) -> set[tuple[str, str]]:
+        done: set[tuple[str, str]] = set()
+        wq, wk = self.layer.WQ, self.layer.WK
+        for head in range(self.layer.heads):
+            names = {slot.letter: name for name, slot in self._slots.items() if slot.head == head}
+            if wk is None or len(names) < 3 or not (found := form.terms(names["K"], names["V"])):
+                continue
+            places = {a + b: out[form.slices[names[a]], form.slices[names[b]]] for a, b in ("QV", "KV", "VQ", "VK")}
+            write_values(found, self._state.x, wq[head], wk[head], places, work, more)
+            done |= {(names["Q"], names["V"]), (names["K"], names["V"])}
+        return done
 
     def __repr__(self) -> str:
         of = self.layer

@@ -84,7 +84,7 @@ class Layer:
         require_room(
             3 * self.heads * samples * rows * keys, self.queries, "Attention", "Give fewer tokens or samples at a time."
         )
-        scores = self.kappa.view(-1, *self.queries.shape[:2], self.keys.shape[-1]) @ self.keys.mT
+        scores = self._by_sample(self.kappa.view(-1, rows, self.keys.shape[-1]), self.keys.mT)
         if not math.isfinite(float(scores.sum())) and not scores.isfinite().all():
             raise CurvlensError("Scores overflow: tokens and weights are too large for their dtype.")
         if self.kind == "softmax":
@@ -94,8 +94,15 @@ class Layer:
     @cached_property
     def output(self) -> Tensor:
         """F, (B, L, d_out)."""
-        values = self.keys @ self.WV[:, None]
-        return (self.attention @ values).sum(0)
+        values = self.times(self.keys.flatten(0, 1), self.WV).view(-1, self.keys.shape[1], self.d_out)
+        found = self._by_sample(self.attention.flatten(0, 1), values)
+        return found[0] if self.heads == 1 else found.sum(0)
+
+    def _by_sample(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Products of matrices (H·B, ·, ·), the second perhaps the same for all heads, as (H, B, ·, ·)."""
+        if len(columns) < len(rows):
+            columns = columns.repeat(self.heads, 1, 1)
+        return torch.bmm(rows, columns).view(self.heads, -1, rows.shape[1], columns.shape[2])
 
     def times(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Rows (N, ·) times the matrices of all heads, (H, N, ·)."""
@@ -179,9 +186,10 @@ def layer(
                 f"{first} of shape {tuple(tensors[first].shape)} and {second} of shape "
                 f"{tuple(tensors[second].shape)} do not fit: {a.shape[i]} against {b.shape[j]}.{hint}"
             )
+    queries = x.reshape(-1, *x.shape[-2:])
     return Layer(
-        x.reshape(-1, *x.shape[-2:]),
-        keys.reshape(-1, *keys.shape[-2:]),
+        queries,
+        queries if context is None else keys.reshape(-1, *keys.shape[-2:]),
         query,
         key,
         value,

@@ -106,7 +106,7 @@ class ManyKeys(Potential):
         heads, (samples, rows) = layer.heads, layer.queries.shape[:2]
         if heads == 1:
             one = contracted(layer.attention[0], layer.keys, u.view(samples, rows, -1))
-            self._mean, second, self._first_order, third = (part.flatten(0, 1)[None] for part in one)
+            self._mean, second, self._first_order, third = (part.reshape(1, -1, *part.shape[2:]) for part in one)
             found[2, "X", "X"], found[3, "X", "X"] = tau * second, tau**2 * third
             return
         attention = layer.attention.transpose(0, 1).flatten(1, 2)  # (B, H·L, L_k): the keys are the same for all heads

@@ -22,7 +22,7 @@ from curvlens.calculus.behind import Loss, behind
 from curvlens.calculus.curvature import Curvature, applied
 from curvlens.calculus.form import Form
 from curvlens.calculus.inputs import in_own_dtype
-from curvlens.calculus.terms import Given, on_axes
+from curvlens.calculus.terms import Given
 from curvlens.errors import CurvlensError
 
 
@@ -110,8 +110,7 @@ def _sandwich(moved: Tensor, curvature: Curvature) -> Tensor:
 
 def _form(shapes: dict[str, tuple[int, int]], matrix: Tensor, title: str) -> Form:
     def terms(first: str, second: str) -> list[Given]:
-        block = matrix[form.slices[first], form.slices[second]]
-        return [Given(on_axes(block, (*shapes[first], *shapes[second])))]
+        return [Given(form.place(matrix, first, second))]
 
     form = Form(shapes, terms, matrix, title)
     return form

@@ -38,8 +38,8 @@ class State:
     def _vectors(self) -> dict[str, tuple[Tensor, ...]]:
         # taken apart once: terms with the same vector are merged, and the same means the same object
         layer, m = self.layer, self.potential.mean
-        found = {"Q": (self.x,) * layer.heads, "K": tuple(layer.q), "V": tuple(m)}
-        return found if layer.up is None else {**found, "O": tuple(m @ layer.down)}
+        found = {"Q": (self.x,) * layer.heads, "K": layer.q.unbind(), "V": m.unbind()}
+        return found if layer.up is None else {**found, "O": (m @ layer.down).unbind()}
 
     def vector(self, letter: str, head: int) -> Tensor:
         """u of the Jacobian u_i ⊗ M_i by one weight matrix, (N, ·): x by W_Q, q by W_K, m by W_V, m W_V by W_O."""
