@@ -196,3 +196,67 @@ def test_what_leaves_may_be_differentiated_through() -> None:
     found = [H.total.dense(), H.total["Q", "V"], H.outer["V"], H.diagonal(), H.matvec(torch.ones(27)), H.moments.M2]
     for tensor in [*found, H.layer.output, H.gauge(), H.t_functional().dense()]:
         torch.autograd.grad((scale * tensor).sum(), scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("size", [1e3, 1e8, 1e20])
+def test_padding_that_sees_itself_moves_nobody(size: float, dtype: torch.dtype) -> None:
+    """Under a causal mask the last token is seen by itself alone; it has no loss, but another sample's has."""
+    x, g, S = draw(2, 6, 3), draw(2, 6, 3, seed=1), torch.eye(3, dtype=D).repeat(2, 6, 1, 1)
+    g[0, -1], S[0, -1] = 0, 0
+    weights = [draw(3, 3, seed=2) * 1e-3, draw(3, 3, seed=3) * 1e-3, draw(3, 3, seed=4)]
+
+    def hessian(times: float, kind: torch.dtype) -> attention.AttentionHessian:
+        y = x.clone()
+        y[0, -1] *= times
+        given = [w.to(kind) for w in (y, *weights)]
+        return attention.hessian(*given, grad=g.to(kind), curvature=S.to(kind), mask="causal")
+
+    truth, found = hessian(1.0, D).total.dense(), hessian(size, dtype)
+    names, slices = found.total.names, found.total.slices
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+    for dense in (found.total.dense(), found.matvec(torch.eye(len(truth), dtype=dtype))):
+        for a in names:
+            for b in names:
+                block = truth[slices[a], slices[b]]
+                assert float((dense[slices[a], slices[b]].double() - block).norm()) <= tolerance * float(block.norm())
+    assert found.norm("Q") == pytest.approx(float(truth[slices["Q"], slices["Q"]].norm()), rel=tolerance)
+
+
+def test_copies_that_differ_in_the_sign_of_a_zero() -> None:
+    """Two copies of each key, on one of which attention saturates: the moments are those of one."""
+    keys, minus = (torch.tensor([[zero, 1.0], [zero, -1.0]], dtype=D) for zero in (0.0, -0.0))
+    q, W, V = torch.tensor([[0.3, 1.0], [0.1, -1.0]], dtype=D), 8 * torch.eye(2, dtype=D), draw(2, 2)
+    found = [
+        attention.hessian(q, W, W, V, grad=draw(2, 2, seed=1), curvature=1.0, context=torch.cat([keys, copies]))
+        for copies in (keys, minus)
+    ]
+    assert found[0].total["Q", "V"].any()
+    torch.testing.assert_close(found[1].total.dense(), found[0].total.dense(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("length", [2, 6])
+def test_linear_attention_with_a_masked_key_of_any_size(length: int) -> None:
+    x, wq, wk, wv = layer(length=length)
+    target = draw(length, 2, seed=6)
+    context, real = draw(length + 1, 3, seed=5), torch.ones(length, length + 1, dtype=torch.bool)
+    real[:, -1] = False
+    dense = []
+    for size in (1.0, 1e160):
+        context[-1] = size
+        H = attention.hessian(x, wq, wk, wv, target, kind="linear", mask=real, context=context)
+        dense.append(H.total.dense())
+    torch.testing.assert_close(dense[1], dense[0], rtol=0, atol=0)
+
+
+def test_zero_curvature_and_weights_as_nn_linear_has_them() -> None:
+    weights = [draw(4, 4, seed=i).T for i in range(3)]
+    H = attention.hessian(draw(6, 4), *weights, grad=draw(6, 4, seed=3), curvature=0.0)
+    assert not H.matvec(torch.ones(48, dtype=D), "outer").any()
+
+
+@pytest.mark.parametrize("heads", [1, 16])
+def test_the_origin_does_not_overflow_in_half_precision(heads: int) -> None:
+    x = (16 + draw(300, 4)).half()
+    weights = [(0.1 * draw(heads, 4, 4, seed=i)).half() for i in range(3)]
+    assert attention.hessian(x, *weights, target=draw(300, 4, seed=4).half()).total.dense().isfinite().all()

@@ -36,16 +36,12 @@ class Form:
         terms: Callable[[str, str], Sequence[Term]],
         like: Tensor,
         title: str,
-        ahead: Callable[[Form, Tensor, Tensor, Tensor], set[tuple[str, str]]] | None = None,
     ) -> None:
-        """``terms(a, b)`` are those of the block (a, b), asked for only with a before b or equal to it.
-
-        ``ahead(form, out, work, more)`` may write some blocks of the whole together, and says which.
-        """
+        """``terms(a, b)`` are those of the block (a, b), asked for only with a before b or equal to it."""
         self.shapes = dict(shapes)
         self.dtype, self.device, self._like = like.dtype, like.device, like
         self.title = title
-        self._terms, self._ahead = terms, ahead
+        self._terms = terms
         self._cache: dict[tuple[str, str], list[Term]] = {}
         self._norms: dict[tuple[str, str], float] = {}
         self._order = {name: i for i, name in enumerate(self.shapes)}
@@ -110,7 +106,7 @@ class Form:
     def __getitem__(self, key: Key) -> Tensor:
         first, second = self.pair(key)
         rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
-        self.room(rows * columns, f"The block ({first}, {second})")
+        self.room(2 * rows * columns, f"The block ({first}, {second}), with as much to work in,")
         out, work = (torch.empty(rows * columns, dtype=self.dtype, device=self.device) for _ in range(2))
         summed(merged(self.terms(first, second)), [out.view(self._axes(first, second))], work)
         return out.view(rows, columns)
@@ -126,11 +122,8 @@ class Form:
 
     @torch.inference_mode()  # a tenth of the time of small layers; what leaves was allocated outside
     def _write(self, out: Tensor, work: Tensor, more: Tensor) -> None:
-        done = set() if self._ahead is None else self._ahead(self, out, work, more)
         for i, first in enumerate(self.names):
             for second in self.names[i:]:
-                if (first, second) in done:
-                    continue
                 places = [self.place(out, first, second)]
                 if first != second:  # from where it was calculated, it is read in runs: not so from its place
                     places.append(self.place(out.T, first, second))

@@ -116,7 +116,7 @@ def _copies(x: Tensor) -> Tensor | None:
     first = x[..., 0].flatten().tolist()
     if len(set(first)) == len(first):  # which no two copies share
         return None
-    names = row_names(x.detach().reshape(-1, x.shape[-1]))
+    names = row_names((x.detach() + 0.0).reshape(-1, x.shape[-1]))  # a zero has two signs, and is one number
     if max(names) + 1 == len(names):
         return None
     return torch.tensor(names, device=x.device).view(x.shape[:-1])
@@ -125,14 +125,17 @@ def _copies(x: Tensor) -> Tensor | None:
 def from_origin(
     attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"]
 ) -> tuple[Float[Tensor, "*batch 1 d"], Float[Tensor, "*batch k d"]]:
-    """The mean of the tokens as all rows see them, and the tokens from there; tokens that no row sees are 0.
+    """The median of the tokens that any row sees, entry by entry, and the tokens from there; those unseen are 0.
 
-    Padding, or a token that is masked, may be of any size: it must not move the others.
+    Padding, or a token that is masked, may be of any size: it must not move the others, also where it sees itself.
     """
-    seen = attention.sum(-2, keepdim=True)
-    origin = (seen @ x) / seen.sum(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
-    y = x - origin
-    return origin, y if float(seen.min()) > 0 else y.where((seen > 0).mT, 0.0)
+    seen = attention.amax(-2, keepdim=True)
+    if float(seen.min()) > 0:
+        origin = x.median(-2, keepdim=True).values
+        return origin, x - origin
+    visible = (seen > 0).mT
+    origin = x.where(visible, torch.nan).nanmedian(-2, keepdim=True).values.nan_to_num(0.0)
+    return origin, (x - origin).where(visible, 0.0)
 
 
 def _minus(matrices: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
@@ -147,6 +150,7 @@ def _minus(matrices: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
 def uncentred(x: Float[Tensor, "*batch k d"], allowed: Float[Tensor, "*batch l k"]) -> Float[Tensor, "*batch l d d"]:
     """Ξ_i = Σ_j allowed_ij x_j x_jᵀ, which stands in the place of M2 where attention is linear."""
     d = x.shape[-1]
+    x = x.where((allowed.amax(-2, keepdim=True) > 0).mT, 0.0)  # what nobody sees may be of any size
     squares = (x[..., :, :, None] * x[..., :, None, :]).flatten(-2)
     return (allowed @ squares).reshape(*allowed.shape[:-1], d, d)
 

@@ -54,8 +54,8 @@ CLAIMS = (
     ),
     Claim(
         "moments",
-        "The value block depends on the first attention moment, the outer query-key blocks on the second, the "
-        "functional ones on the third.",
+        "The outer part of the value block depends on the first attention moment, that of the query-key blocks on the "
+        "second, and the functional query-key blocks on the third as well.",
         f"{PAPER}, Section 3.2 and Remark 3.1",
     ),
     Claim(
@@ -201,7 +201,12 @@ CLAIMS = (
         "ReLU's vanishing second derivative keeps the feed-forward Hessian simple: its functional part is hollow.",
         f"{ARTICLE}, Section 5.4",
     ),
-    Claim("bound", "The spectral norm of the attention Hessian obeys the bound of Theorem 1.", f"{SECOND}, Theorem 1"),
+    Claim(
+        "bound",
+        "The spectral norm of the attention Hessian is bounded by norms of tokens, weights and residual, in the way of "
+        "Theorem 1.",
+        f"{SECOND}, Theorem 1",
+    ),
     Claim(
         "depth-growth",
         "The norm of the Hessian grows with depth, and Pre-LN is the remedy.",

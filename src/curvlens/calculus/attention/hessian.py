@@ -15,7 +15,6 @@ from curvlens.calculus.attention.by_moments import ByMoments
 from curvlens.calculus.attention.kernel import RankBound, gauge, rank_bound
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.state import State
-from curvlens.calculus.attention.through import pays, write_values
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import counts, is_zero, rows
 from curvlens.calculus.form import Form, Key, not_a_part
@@ -73,20 +72,7 @@ class AttentionHessian:
         return self._make("total", "Attention Hessian")
 
     def _make(self, part: Part, title: str) -> Form:
-        ahead = self._values_together if pays(self.layer) else None
-        return Form(self._shapes, lambda a, b: self._terms(a, b, part), self.layer.queries, title, ahead)
-
-    def _values_together(self, form: Form, out: Tensor, work: Tensor, more: Tensor) -> set[tuple[str, str]]:
-        done: set[tuple[str, str]] = set()
-        wq, wk = self.layer.WQ, self.layer.WK
-        for head in range(self.layer.heads):
-            names = {slot.letter: name for name, slot in self._slots.items() if slot.head == head}
-            if wk is None or len(names) < 3 or not (found := form.terms(names["K"], names["V"])):
-                continue
-            places = {a + b: out[form.slices[names[a]], form.slices[names[b]]] for a, b in ("QV", "KV", "VQ", "VK")}
-            write_values(found, self._state.x, wq[head], wk[head], places, work, more)
-            done |= {(names["Q"], names["V"]), (names["K"], names["V"])}
-        return done
+        return Form(self._shapes, lambda a, b: self._terms(a, b, part), self.layer.queries, title)
 
     def __repr__(self) -> str:
         of = self.layer
@@ -105,14 +91,17 @@ class AttentionHessian:
     @in_own_dtype
     @torch.inference_mode()  # a tenth of the time of small layers
     def _state(self) -> State:
-        # tokens of which the loss knows nothing add nothing
-        g, parts = self.loss.gradient, (self.loss.outer, self.loss.rest)
+        # tokens of which the loss knows nothing add nothing, whatever their size
+        layer, loss, parts = self.layer, self.loss, (self.loss.outer, self.loss.rest)
         if all(is_zero(s) or not isinstance(s, float) for s in parts):
-            knows = (g != 0).any(-1) | counts(parts[0]) | counts(parts[1])
+            knows = (loss.gradient != 0).any(-1) | counts(parts[0]) | counts(parts[1])
             keep = knows.any(0).nonzero()[:, 0]
-            if 0 < len(keep) < g.shape[1]:
-                return State(self.layer.rows(keep), Loss(g[:, keep], *(rows(s, keep) for s in parts)))
-        return State(self.layer, self.loss)
+            if 0 < len(keep) < knows.shape[1]:
+                layer, knows = layer.rows(keep), knows[:, keep]
+                loss = Loss(loss.gradient[:, keep], *(rows(s, keep) for s in parts))
+            if len(keep) and not bool(knows.all()):
+                layer = layer.only(knows)
+        return State(layer, loss)
 
     def _terms(self, first: str, second: str, part: Part) -> list[Term]:
         if first in self._slots and second in self._slots:
@@ -181,7 +170,7 @@ class AttentionHessian:
         if self.layer.heads == 1:
             start = v.storage_offset()
             found = product({n: v.as_strided(shape, (shape[1], 1), start + i) for n, shape, i in self._places})
-            return torch.cat([found[letter].view(-1) for letter in self._letters])
+            return torch.cat([found[letter].reshape(-1) for letter in self._letters])
         heads = self.layer.heads
         pieces = zip(self._letters.items(), torch.split(v.view(heads, -1), self._sizes, 1), strict=True)
         found = product({letter: piece.reshape(heads, *shape) for (letter, shape), piece in pieces})
@@ -262,6 +251,7 @@ class AttentionHessian:
         self._query_key(head)
         return rank_bound(self.layer, head or 0)
 
+    @in_own_dtype
     def gauge(self) -> Tensor:
         """Directions in which F does not change, as columns (size, ·): the kernel of the outer and the T-outer part.
 

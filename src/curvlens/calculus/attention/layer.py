@@ -84,7 +84,8 @@ class Layer:
         require_room(
             3 * self.heads * samples * rows * keys, self.queries, "Attention", "Give fewer tokens or samples at a time."
         )
-        scores = self._by_sample(self.kappa.view(-1, rows, self.keys.shape[-1]), self.keys.mT)
+        scores = self.kappa.view(-1, samples, rows, self.keys.shape[-1])
+        scores = torch.bmm(scores[0], self.keys.mT)[None] if self.heads == 1 else scores @ self.keys.mT
         if not math.isfinite(float(scores.sum())) and not scores.isfinite().all():
             raise CurvlensError("Scores overflow: tokens and weights are too large for their dtype.")
         if self.kind == "softmax":
@@ -95,14 +96,8 @@ class Layer:
     def output(self) -> Tensor:
         """F, (B, L, d_out)."""
         values = self.times(self.keys.flatten(0, 1), self.WV).view(-1, self.keys.shape[1], self.d_out)
-        found = self._by_sample(self.attention.flatten(0, 1), values)
+        found = torch.bmm(self.attention.flatten(0, 1), values).view(self.heads, *self.shape)
         return found[0] if self.heads == 1 else found.sum(0)
-
-    def _by_sample(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Products of matrices (H·B, ·, ·), the second perhaps the same for all heads, as (H, B, ·, ·)."""
-        if len(columns) < len(rows):
-            columns = columns.repeat(self.heads, 1, 1)
-        return torch.bmm(rows, columns).view(self.heads, -1, rows.shape[1], columns.shape[2])
 
     def times(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Rows (N, ·) times the matrices of all heads, (H, N, ·)."""
@@ -116,6 +111,13 @@ class Layer:
         """The same layer with some of the query positions only."""
         allowed = None if self.allowed is None else self.allowed[..., keep, :]
         return replace(self, queries=self.queries[:, keep], allowed=allowed)
+
+    def only(self, known: Tensor) -> Layer:
+        """The same layer where other queries than the known ones, (B, L), are zero and see nothing."""
+        sees = known[..., None]
+        everywhere = sees.expand(-1, -1, self.keys.shape[1])
+        allowed = everywhere if self.allowed is None else self.allowed & everywhere
+        return replace(self, queries=self.queries.where(sees, 0.0), allowed=allowed)
 
 
 def layer(

@@ -95,7 +95,8 @@ class ManyKeys(Potential):
 
     def __init__(self, layer: Layer, u: Tensor) -> None:
         super().__init__(layer)
-        _room(layer, 3 * layer.keys.shape[2] ** 2)
+        width, tokens = layer.keys.shape[2] ** 2, layer.keys.shape[0] * layer.keys.shape[1]
+        _room(layer, 6 * width, tokens * width)  # x_j x_jᵀ of every key; M2 and G raw, about the mean and scaled
         tau, found = layer.tau, self._found
         if layer.kind == "linear":
             second = self._uncentred()
@@ -230,10 +231,10 @@ def potential(layer: Layer, g: Tensor) -> Potential:
     return FewKeys(layer, g) if few else ManyKeys(layer, layer.times(g, layer.WV.mT))
 
 
-def _room(layer: Layer, numbers: int) -> None:
-    """Refuse so many numbers for each token and head, if there is no room for them."""
+def _room(layer: Layer, numbers: int, more: int = 0) -> None:
+    """Refuse so many numbers for each token and head, and more once, if there is no room for them."""
     require_room(
-        layer.heads * layer.queries.shape[0] * layer.queries.shape[1] * numbers,
+        layer.heads * layer.queries.shape[0] * layer.queries.shape[1] * numbers + more,
         layer.queries,
         "What is known of the moments of all tokens",
         "A product needs no moments where keys are few: wrt='QKVX' and `matvec`; or give fewer samples at a time.",

@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from torch import Tensor
+
 from curvlens.experiments.comparisons import ROUNDING, between, seeds
+from curvlens.experiments.experiment import Number
 from curvlens.experiments.first_paper.depths import depths, layers, of_layer
 from curvlens.experiments.first_paper.growth import LARGE, LIMIT, SMALL
 from curvlens.experiments.parts import SIGNS
@@ -84,28 +87,43 @@ def _lower(records: Sequence[Record]) -> Finding:
 
 
 def _beyond(records: Sequence[Record]) -> Finding:
-    """Whether the power of the layer next to the embeddings rises with the number of layers above it."""
+    """Whether the power of the layer next to the embeddings rises with every layer above it, or beside none at all."""
     texts: list[str] = []
     parts: dict[str, bool | None] = {}
-    most = max(depths(records))
     for letter in ("V", "Q"):
+        name = _name(letter, "total")
         of = {depth: of_layer(records, depth, letter, EARLY, "total").powers(LARGE) for depth in depths(records)}
-        powers = [float(of[depth].mean()) for depth in of]
-        rising = all(a < b for a, b in pairwise(powers))
-        more = mean("", (of[most] - of[min(of)]).tolist())
-        decided = between(more, 0, math.inf) if len(powers) > 1 else None
-        parts[_name(letter, "total")] = decided if rising else False
+        steps = [_higher(of[b], of[a]) for a, b in pairwise(of)]
+        beside = {depth: _higher(of[depth], of[min(of)]) for depth in of if depth > min(of)}
+        parts[f"{name}, with every layer more"] = _all([between(step, 0, math.inf) for step in steps])
+        parts[f"{name}, beside a single layer"] = _all([between(each, 0, math.inf) for each in beside.values()])
+        count = len(next(iter(of.values())))
         texts.append(
-            f"{_name(letter, 'total')} {', '.join(f'{power:.2f}' for power in powers)}; from the lowest to the "
-            f"highest depth {more.value:+.2f} ± {more.error:.2f}"
-            + ("" if decided is not None else f", which {seeds(len(of[most]))} cannot tell from 0")
+            f"{name} {', '.join(f'{float(powers.mean()):.2f}' for powers in of.values())}; beside a single layer "
+            + ", ".join(
+                f"{each.value:+.2f} ± {each.error:.2f}"
+                + ("" if between(each, 0, math.inf) is not None else f", which {seeds(count)} cannot tell from 0")
+                for each in beside.values()
+            )
+            + "; from each depth to the next "
+            + ", ".join(f"{step.value:+.2f} ± {step.error:.2f}" for step in steps)
         )
     return judged_parts(
         "deep-beyond",
         f"Slopes of layer {EARLY} for σ from {LARGE[0]:g} to {LARGE[1]:g} at depths "
-        f"{', '.join(map(str, depths(records)))}: {'. '.join(texts)}.",
+        f"{', '.join(map(str, depths(records)))}: {'. '.join(texts)}. They have to rise with every layer more.",
         parts,
     )
+
+
+def _higher(powers: Tensor, lower: Tensor) -> Number:
+    """By how much, in pairs of one seed."""
+    return mean("", (powers - lower).tolist())
+
+
+def _all(parts: Sequence[bool | None]) -> bool | None:
+    """Whether all are true; None if that cannot be told."""
+    return False if False in parts else None if None in parts or not parts else True
 
 
 def _top(records: Sequence[Record]) -> Finding:

@@ -21,13 +21,22 @@ from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel, Slope
 
 POWERS = {
-    ("QQ", "outer"): 4,  # M2², and X stays
-    ("QQ", "functional"): 3,  # M3
-    ("QK", "functional"): 2,  # M2, beside M3
-    ("VQ", "outer"): 2,  # M1 M2
-    ("VQ", "functional"): 2,  # M2
-    ("VV", "outer"): 0,  # M1²
+    ("QQ", "outer"): 4,
+    ("QQ", "functional"): 3,
+    ("QK", "functional"): 2,
+    ("VQ", "outer"): 2,
+    ("VQ", "functional"): 2,
+    ("VV", "outer"): 0,
 }
+BY = {
+    ("QQ", "outer"): "M2²",
+    ("QQ", "functional"): "M3",
+    ("QK", "functional"): "M2, which hides M3",
+    ("VQ", "outer"): "M1 M2",
+    ("VQ", "functional"): "M2",
+    ("VV", "outer"): "M1²",
+}
+"""The moments that a block has by Remark 3.1: M1 stays, M2 has the power 2, M3 the power 3; tokens stay."""
 
 ALIKE = (1e-3, 0.1)
 """Spreads with which the tokens stay near their mean."""
@@ -86,9 +95,10 @@ def _moments(even: Sequence[Record]) -> Finding:
     return judged_parts(
         "moments",
         f"Powers of the tokens' spread with even attention, spread ≤ {ALIKE[1]:g} (predicted, to be met within "
-        f"{TOLERANCE:g}): "
+        f"{TOLERANCE:g}, and the moments that give it: M1 stays, M2 has the power 2, M3 the power 3): "
         + ", ".join(
-            f"{signed(part, block)} {slope:.3f} ({POWERS[block, part]})" for (block, part), slope in slopes.items()
+            f"{signed(part, block)} {slope:.3f} ({POWERS[block, part]} by {BY[block, part]})"
+            for (block, part), slope in slopes.items()
         )
         + ".",
         {signed(part, block): abs(slope - POWERS[block, part]) <= TOLERANCE for (block, part), slope in slopes.items()},

@@ -115,10 +115,11 @@ def _attention(records: Sequence[Record]) -> Finding:
     broken, beside = _violations(own), _violations(others)
     return judged(
         "bound",
-        "The formula that Theorem 1 prints is not in our text of the source; judged is a bound of its form with "
-        "constants of our own derivation, once from norms alone and once from the data. Attention, points with a bound "
-        f"below the truth: {_told(broken, len(own))}. Layers and blocks beside it: {_told(beside, len(others))}. "
-        f"Bound over truth, geometric means, smallest and largest over σ: {'; '.join(texts)}.",
+        "Not judged are the constants that Theorem 1 prints, which our text of the source has not: this is a bound of "
+        "its form with constants of our own derivation, once from norms alone and once from the data. Attention, "
+        f"points with a bound below the truth: {_told(broken, len(own))}. Layers and blocks beside it: "
+        f"{_told(beside, len(others))}. Bound over truth, geometric means, smallest and largest over σ: "
+        f"{'; '.join(texts)}.",
         holds=all(valid.values()),
         when=", ".join(f"σ = {sigma:g}" for sigma, holds in valid.items() if holds),
     )

@@ -135,8 +135,9 @@ def _zero(records: Sequence[Record]) -> Finding:
     zero, most = (max(record.result[name] for record in records) for name in ("zero", "zero beside key biases"))
     return judged_parts(
         "zero-blocks",
-        f"Of the {pairs} pairs of parameters at most {zero} have a zero block; without the biases of the keys, which "
-        f"do nothing behind a softmax, {min(fewest.values())} to {most}. Many are {MANY:.0%} of the pairs and more.",
+        f"Of the {pairs} pairs of parameters at most {zero} have a zero block, nearly all of them with the biases of "
+        f"the keys, which do nothing behind a softmax, whatever the residual connections. Without those, {most} at "
+        f"most, and {min(fewest.values())} at least; many would be {MANY:.0%} of the pairs and more.",
         {f"after {n:g} steps": few >= MANY * pairs for n, few in fewest.items()},
     )
 

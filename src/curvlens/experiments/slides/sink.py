@@ -64,18 +64,25 @@ def report(records: Sequence[Record]) -> Report:
 
 
 def _sink(records: Sequence[Record]) -> Finding:
-    """From no sink to the largest, in pairs of one seed."""
-    parts, texts = {}, []
+    """From no sink to every size of one, in pairs of one seed: at all of them, or at those that are named."""
+    parts: dict[str, bool | None] = {}
+    texts = []
     for first, name in FIRST.items():
-        of = where(records, first=first)
-        bulk, top = (ratio(line.values[:, -1], line.values[:, 0]) for line in _lines(of))
-        parts[f"the bulk shrinks, {name}"], parts[f"the outliers grow, {name}"] = bulk.below(), top.above()
-        texts.append(f"{name}: bulk {bulk}, largest outlier {top}")
-    sinks = sorted({record.config["sink"] for record in records})
+        bulk, top = _lines(where(records, first=first))
+        for line, what in ((bulk, "the bulk shrinks"), (top, "the outliers grow")):
+            found = {sink: ratio(line.values[:, i], line.values[:, 0]) for i, sink in enumerate(line.x) if i}
+            true = {sink: each.below() if line is bulk else each.above() for sink, each in found.items()}
+            at = [f"{sink:g}" for sink, holds in true.items() if holds]
+            said = False if False in true.values() else None if None in true.values() else True
+            parts[f"{what}, {name}"] = said
+            if at and not said:
+                parts[f"{what} at a bias of {', '.join(at)}, {name}"] = True
+            sizes = "; ".join(f"{sink:g}: {each}" for sink, each in found.items())
+            texts.append(f"{'bulk' if line is bulk else 'largest outlier'}, {name}: {sizes}")
     return judged_parts(
         "sink-scalar",
-        f"With a bias of {sinks[-1]:g} over without, geometric means over the seeds with their 95 % intervals: "
-        f"{'; '.join(texts)}.",
+        "With a bias over without, for each bias, geometric means over the seeds with their 95 % intervals. "
+        f"{'. '.join(text[0].upper() + text[1:] for text in texts)}. It has to be so at every bias.",
         parts,
     )
 

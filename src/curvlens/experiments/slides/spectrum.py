@@ -104,13 +104,18 @@ def _bulk(records: Sequence[Record]) -> Finding:
         pairs = {result["multiplicity"] for result in results}
         outside = sum(max(map(abs, result["outliers"])) > OUTSIDE * result["bulk"] for result in results)
         parts[f"d_K = {d_k}"] = apart < EXACT and pairs == {d_k - 1} and outside > 0
+        all_out = sum(min(map(abs, result["outliers"])) > result["bulk"] for result in results)
         told = " or ".join(map(str, sorted(pairs)))
-        texts.append(f"d_K = {d_k}: {told} pairs, {apart:.0e} apart, outside in {outside / len(results):.0%}")
+        texts.append(
+            f"d_K = {d_k}: {told} pairs, {apart:.0e} apart, outside in {outside / len(results):.0%}, all three in "
+            f"{all_out / len(results):.0%}"
+        )
     return judged_parts(
         "scalar-bulk",
         "Pairs ±μ of the closed form, its largest distance from the eigenvalues of the differentiated loss in units of "
-        f"the largest (the same if below {EXACT:g}), and how often one of the three others is more than {OUTSIDE:g} "
-        f"times the bulk: {'; '.join(texts)}.",
+        f"the largest (the same if below {EXACT:g}), how often the largest of the three others is outside, more than "
+        f"{OUTSIDE:g} times the bulk (it has to be at times), and how often all three are larger than the bulk: "
+        f"{'; '.join(texts)}.",
         parts,
     )
 
