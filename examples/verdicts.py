@@ -21,7 +21,7 @@ def reported(results: Path) -> list[Shown]:
     for experiment in EXPERIMENTS:
         records = measured(experiment, Effort(), store)
         if len(records) == len(experiment.points(Effort())):
-            found.append(Shown(experiment, experiment.report(records), len(records)))
+            found.append(Shown.over(experiment, experiment.report(records), records))
     return found
 
 

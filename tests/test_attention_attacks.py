@@ -258,5 +258,5 @@ def test_zero_curvature_and_weights_as_nn_linear_has_them() -> None:
 @pytest.mark.parametrize("heads", [1, 16])
 def test_the_origin_does_not_overflow_in_half_precision(heads: int) -> None:
     x = (16 + draw(300, 4)).half()
-    weights = [(0.1 * draw(heads, 4, 4, seed=i)).half() for i in range(3)]
-    assert attention.hessian(x, *weights, target=draw(300, 4, seed=4).half()).total.dense().isfinite().all()
+    wq, wk, wv = ((0.1 * draw(heads, 4, 4, seed=i)).half() for i in range(3))
+    assert attention.hessian(x, wq, wk, wv, draw(300, 4, seed=4).half()).total.dense().isfinite().all()

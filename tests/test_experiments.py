@@ -528,7 +528,7 @@ def test_the_command_measures_draws_and_judges(tmp_path: Path) -> None:
     assert (pages / "figures" / "fig4.png").stat().st_size > 5_000
     summary = json.loads((pages / "summary.json").read_text())
     assert set(summary) == {"written by", "settings", "fig1", "fig4"}
-    (gap, *_) = (each for each in summary["fig1"]["references"] if each["source"] == "own")
+    (gap, *_) = (each for each in summary["fig1"]["references"] if each["source"] == "independent")
     assert {"name", "value", "error", "apart", "outcome"} <= set(gap)
     before = (tmp_path / "results" / "fig1.jsonl").read_bytes()
     again = runner.invoke(app, ["reproduce", "verdicts", "--quick", "--seeds", "2", "--results", results])

@@ -69,7 +69,7 @@ CASES: list[tuple[str, Result, dict[str, str]]] = [
     ("fig6", made_up.deep(beyond=0.4, knee=0.2), {"deep-same": WHEN}),
     (
         "fig6",
-        made_up.deep(below=1.0, beyond=1.0, higher=0.0, smaller=2.0, hollow=True),
+        made_up.deep(below=1.0, beyond=1.0, higher=-1.0, smaller=8.0, hollow=True),
         dict.fromkeys(("deep-same", "deep-lower", "deep-beyond", "deep-top", "deep-value-functional"), NO),
     ),
     ("fig7", made_up.stacked(1, 0.5, 1), {"depth-linear": YES}),

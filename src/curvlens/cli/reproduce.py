@@ -58,6 +58,20 @@ def show_experiments(wanted: Wanted) -> None:
             markup=False,
         )
         raise
+    try:
+        _show(chosen, wanted, store, pages, console)
+    except KeyboardInterrupt:
+        Console(stderr=True).print(
+            f"Stopped while the pages were written. All points are kept in {wanted.results}; the same command writes "
+            "the pages.",
+            highlight=False,
+            markup=False,
+        )
+        raise
+
+
+def _show(chosen: Sequence[Experiment], wanted: Wanted, store: Store, pages: Pages, console: Console) -> None:
+    """Judge and draw all that is complete, and tell of what was chosen."""
     shown = [each for each in (_shown(each, wanted.effort, store) for each in EXPERIMENTS) if each is not None]
     if not shown:
         raise CurvlensError(_nothing(wanted))
@@ -88,7 +102,8 @@ def _chosen(names: Sequence[str]) -> list[Experiment]:
     known = [each.name for each in EXPERIMENTS]
     for name in names:
         if name not in (*known, "all", "verdicts"):
-            raise CurvlensError(f"There is no experiment {name[:60]!r}. {nearest(name, [*known, 'all', 'verdicts'])}")
+            hint = nearest(name, [*known, "all", "verdicts"])
+            raise CurvlensError(f"There is no experiment {name[:60]!r}. {hint} `curvlens reproduce` alone lists them.")
     if "verdicts" in names:
         if len(names) > 1:
             raise CurvlensError("'verdicts' writes the page from what is stored; give it alone.")
@@ -148,7 +163,7 @@ def _shown(experiment: Experiment, effort: Effort, store: Store) -> Shown | None
         report = experiment.report(records)
     except CurvlensError as error:  # of one experiment; the others are shown
         report = Report(notes=(f"These points could not be judged: {error}",))
-    return Shown(experiment, report, len(records))
+    return Shown.over(experiment, report, records)
 
 
 def _tell(shown: Sequence[Shown], console: Console) -> None:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from html import escape
 
 from curvlens.experiments.claims import CLAIMS
+from curvlens.experiments.comparisons import seeds as counted
 from curvlens.experiments.experiment import Effort, Experiment, Law, Report
-from curvlens.experiments.reference import COARSE, Comparison, compared, references
+from curvlens.experiments.records import Record
+from curvlens.experiments.reference import COARSE, Comparison, compared, notes, references
 from curvlens.experiments.sources import CITED
 from curvlens.experiments.verdicts import Claim, Finding
 
@@ -24,6 +26,18 @@ class Shown:
     experiment: Experiment
     report: Report
     points: int
+    seeds: int
+
+    @classmethod
+    def over(cls, experiment: Experiment, report: Report, records: Sequence[Record]) -> Shown:
+        """With what it rests on."""
+        return cls(experiment, report, len(records), len({record.config["seed"] for record in records}))
+
+    @property
+    def about(self) -> str:
+        """Title, source and what it rests on."""
+        rests = f"{self.points} points, {counted(self.seeds)}"
+        return f"{self.experiment.title} ({self.experiment.source}; {rests})."
 
 
 def _findings(shown: Sequence[Shown]) -> dict[str, tuple[Finding, Shown]]:
@@ -59,8 +73,7 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
         "gap* and of the article on the full block that can be measured, and what the measurements say. The page is "
         f"written by `curvlens reproduce`, from stored results. {_effort(effort)} {_counted(shown)}",
         "",
-        "*Holds when* comes with where it holds. *Undecided* is what the seeds cannot tell, *open* what no experiment "
-        "bears on yet. Sources: " + "; ".join(f"*{name}*: {text}" for name, text in CITED.items()) + ".",
+        f"{_WORDS} Sources: " + "; ".join(f"*{name}*: {text}" for name, text in CITED.items()) + ".",
         "",
         "## Verdicts",
         "",
@@ -77,8 +90,9 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
             cells = (claim.statement, claim.source, "", _unseen(claim), "", "")
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "## Reference numbers", "", _told_sources(), ""]
-    lines += ["| what | measured | reference | source | difference | |", "|---|--:|--:|---|--:|---|"]
+    lines += ["| what | measured | reference | source | difference over error | |", "|---|--:|--:|---|--:|---|"]
     lines += [_reference_row(each) for each in _compared(shown)]
+    lines += [f"\n*Where numbers of {figure} differ:* {note}" for figure, note in notes(_compared(shown)).items()]
     lines += ["", "## Growth rates", "", _LAWS, ""]
     for each in shown:
         if each.report.laws:
@@ -91,7 +105,7 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
             lines.append("")
     lines += ["## Figures", ""]
     for each in shown:
-        lines += [f"### {each.experiment.name}", "", f"{each.experiment.title} ({each.experiment.source}).", ""]
+        lines += [f"### {each.experiment.name}", "", each.about, ""]
         for chart in each.report.charts:
             lines += [f"![{chart.title}]({figures}{chart.name}.svg)", "", chart.caption, ""]
         lines += [f"*{note}*\n" for note in each.report.notes]
@@ -106,8 +120,9 @@ def _told_sources() -> str:
     sources = references()[1]
     return (
         "± is half of a 95 % interval. Two numbers differ if they are farther apart than both of these together, added "
-        "as squares; the difference is given in parts of that. Where ours is more than "
-        f"{COARSE:g} times the reference's there are too few seeds to tell. For slopes, the first and the last σ that "
+        "as squares; the difference is given in parts of that. If they do not differ, but our ± is more than "
+        f"{COARSE:g} times the reference's, there are too few seeds to tell. Of several slopes the one farthest from "
+        "the prediction is shown, with its own ±. For slopes, the first and the last σ that "
         "were fitted. Sources: "
         + "; ".join(f"*{name}*: {text}" for name, text in sources.items() if name != "paper")
         + "."
@@ -187,9 +202,7 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
     parts = []
     for each in shown:
         parts.append(f'<h3 id="{escape(each.experiment.name)}">{escape(each.experiment.name)}</h3>')
-        parts.append(
-            f"<p>{escape(each.experiment.title)} ({escape(each.experiment.source)}; {each.points} points).</p>"
-        )
+        parts.append(f"<p>{escape(each.about)}</p>")
         for chart in each.report.charts:
             parts.append(f"<figure>{pictures[chart.name]}<figcaption>{escape(chart.caption)}</figcaption></figure>")
         parts += [f"<p><i>{escape(note)}</i></p>" for note in each.report.notes]
@@ -208,10 +221,26 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
         claims="\n".join(rows),
         numbers="\n".join(numbers),
         sources=_told_sources().replace("*", ""),
+        words=_WORDS.replace("*", ""),
+        notes="".join(
+            f"<p><i>Where numbers of {escape(figure)} differ:</i> {escape(note)}</p>"
+            for figure, note in notes(_compared(shown)).items()
+        ),
+        contents=", ".join(f'<a href="#{each.experiment.name}">{each.experiment.name}</a>' for each in shown),
         figures="\n".join(parts),
     )
 
 
+_WORDS = (
+    "*Holds* is what is so wherever it was measured, *holds when* comes with where it holds, *undecided* is what the "
+    "seeds cannot tell, *open* what no experiment bears on yet. H is the Hessian of the loss, H_o its outer "
+    "(Gauss–Newton) part and H_f = H − H_o its functional part; H(Q) or H(Q,Q) is the block of W_Q, H(V,Q) that of two "
+    "weights; norms are Frobenius norms unless they are called spectral. T-outer and T-functional part are the same "
+    "split made at the scores T. σ is the standard deviation of the embeddings. Attention is even where all weights "
+    "are equal; a matrix is hollow where its diagonal blocks are zero. A local slope is that between neighbouring "
+    "points of a curve in log-log axes; “in a seed” means in pairs of the same draws. Curves over σ are geometric "
+    "means over the seeds."
+)
 _CLASSES = {"agrees": "holds", "differs": "does-not-hold"}
 _LAW_HEAD = (
     "<tr><th>block</th><th>predicted</th><th>slope</th><th>where it is a power law</th><th>local slopes of the whole "
@@ -222,7 +251,8 @@ _HTML = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }}
-table {{ border-collapse: collapse; width: 100%; }}
+table {{ border-collapse: collapse; width: 100%; }} .wide td:first-child {{ min-width: 14rem; }}
+@media (max-width: 50rem) {{ .wide {{ overflow-x: auto; }} }}
 td, th {{ border-bottom: 1px solid #ddd; padding: .4rem .6rem; text-align: left; vertical-align: top; }}
 th {{ position: sticky; top: 0; background: #fff; }}
 small {{ color: #666; }} figure {{ margin: 1rem 0 2rem; }} figure svg {{ max-width: 100%; height: auto; }}
@@ -230,13 +260,16 @@ figcaption {{ color: #444; max-width: 50rem; }}
 .holds {{ color: #006d4f; }} .holds-when {{ color: #8a5a00; }}
 .does-not-hold {{ color: #a3260f; }} .open, .undecided, .not-measured {{ color: #777; }}
 </style></head><body>
-<h1>The papers, measured</h1><p>{effort}</p><p>{sources_of_claims}</p>
-<h2>Verdicts</h2>
-<table><tr><th>claim</th><th>measured</th><th>verdict</th><th>where it holds</th><th>shown by</th></tr>
-{claims}</table>
-<h2>Reference numbers</h2><p>{sources}</p>
-<table><tr><th>what</th><th>measured</th><th>reference</th><th>source</th><th>difference</th><th></th></tr>
-{numbers}</table>
+<h1>The papers, measured</h1><p>{effort}</p><p>{words}</p><p>{sources_of_claims}</p>
+<p><a href="#verdicts">Verdicts</a>, <a href="#reference-numbers">reference numbers</a>, figures: {contents}.</p>
+<h2 id="verdicts">Verdicts</h2>
+<div class="wide"><table>
+<tr><th>claim</th><th>measured</th><th>verdict</th><th>where it holds</th><th>shown by</th></tr>
+{claims}</table></div>
+<h2 id="reference-numbers">Reference numbers</h2><p>{sources}</p>
+<div class="wide"><table><tr><th>what</th><th>measured</th><th>reference</th><th>source</th>
+<th>difference over error</th><th></th></tr>
+{numbers}</table></div>{notes}
 <h2>Figures</h2>
 {figures}
 </body></html>

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 from curvlens.experiments.experiment import Number
 
@@ -60,10 +60,22 @@ class Comparison:
 
 
 @cache
+def _content() -> dict[str, Any]:
+    text = files("curvlens.experiments").joinpath("reference.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+@cache
 def references() -> tuple[tuple[Reference, ...], dict[str, str]]:
     """All of them, and what their sources are."""
-    content = json.loads(files("curvlens.experiments").joinpath("reference.json").read_text(encoding="utf-8"))
-    return tuple(Reference(**entry) for entry in content["numbers"]), dict(content["sources"])
+    return tuple(Reference(**entry) for entry in _content()["numbers"]), dict(_content()["sources"])
+
+
+def notes(comparisons: Sequence[Comparison]) -> dict[str, str]:
+    """What is known of why numbers differ, by their figure: of the figures where some do."""
+    figures = dict.fromkeys(each.reference.name.split()[0] for each in comparisons if each.outcome == "differs")
+    return {figure: _content()["notes"][figure] for figure in figures if figure in _content()["notes"]}
 
 
 def compared(numbers: Sequence[Number]) -> list[Comparison]:

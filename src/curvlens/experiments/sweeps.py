@@ -43,6 +43,7 @@ class Sweep:
         else:
             half = exponents.student(0.95, len(values) - 1) * values.std(0) / len(values) ** 0.5
             low, high = middle - half, middle + half
+            low = low.clamp(min=0.0) if shares else low
         found = [line.tolist() if shares else line.exp().tolist() for line in (middle, low, high)]
         return Curve(label, self.x, found[0], found[1], found[2], **style)
 

@@ -146,9 +146,16 @@ def _slope(axes: Any, slope: Slope) -> None:
     x0, y0 = slope.at
     ys = [y0 * (x / x0) ** slope.power for x in slope.x]
     axes.plot(slope.x, ys, color=GREY, linestyle="--", linewidth=0.9, zorder=1)
-    if slope.label:  # below the line's lower end: lines of several powers meet at the other
+    if slope.label:  # at the left end, below a line that rises, before one that falls: others meet at the right
+        falls = slope.power < 0
         axes.annotate(
-            slope.label, (slope.x[0], ys[0]), color=GREY, fontsize=7.5, xytext=(4, -6), textcoords="offset points"
+            slope.label,
+            (slope.x[0], ys[0]),
+            color=GREY,
+            fontsize=7.5,
+            xytext=(-4, -2) if falls else (4, -6),
+            textcoords="offset points",
+            ha="right" if falls else "left",
         )
 
 

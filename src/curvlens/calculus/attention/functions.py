@@ -81,7 +81,10 @@ def hessian(
     of = layer(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
     batch = X.shape[:-2]
     loss = behind(of.outputs(batch), target, grad, curvature, reduction)
-    found = AttentionHessian(of, loss, _letters(wrt, context is not None), batch, named=WQ.ndim == 3)
+    letters = _letters(wrt, context is not None)
+    if "O" in letters and of.up is None:
+        raise CurvlensError(f"wrt={wrt!r}: there is no O, as the value is one matrix; with WV=(down, up) there is.")
+    found = AttentionHessian(of, loss, letters, batch, named=WQ.ndim == 3)
     if not found.total.size:
         raise CurvlensError(f"wrt={wrt!r} leaves no block: one matrix W_QK has the letters Q and V.")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from curvlens.experiments.comparisons import ratio
+from curvlens.experiments.comparisons import ratio, seeds
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.first_paper import growth
 from curvlens.experiments.parts import PARTS, SPLIT, signed
@@ -38,9 +38,9 @@ def report(records: Sequence[Record]) -> Report:
             "fig3a",
             "Growth of the query and value blocks with the size of the embeddings",
             f"Frobenius norms of the diagonal blocks of one Transformer block without norms, d = {width}, "
-            f"cross-entropy of 5-digit addition over {sequences} sequences: mean over the seeds with its 95 % "
-            "interval. Dashed grey: the powers of Equation 5, drawn a little below. The functional part of the value "
-            f"block is zero in closed form. {_outer_at_large(records)}",
+            f"cross-entropy of 5-digit addition over {sequences} sequences: geometric mean over the seeds with its "
+            "95 % interval. Dashed grey: the powers of Equation 5, drawn a little below. The functional part of the "
+            f"value block is zero in closed form. {_outer_at_large(records)}",
             [
                 growth.panel(records, "Q", "query", _predicted(records, "Q")),
                 growth.panel(records, "V", "value", _predicted(records, "V")),
@@ -51,10 +51,16 @@ def report(records: Sequence[Record]) -> Report:
         Chart(
             "fig3a-all-blocks",
             "Growth of all blocks of the attention weights",
-            "As before, for the blocks that the paper leaves out. Behind attention W_O belongs to the value: the "
+            f"As before, for the blocks that the paper leaves out; those of two weights over {_crossed(records)} only. "
+            "Dashed grey: the powers of Equation 5. Behind attention W_O belongs to the value, and is not in it: the "
             "pair (V, O) is a linear network of two layers.",
             [
-                growth.panel(records, block, f"({', '.join(block * (3 - len(block)))})")
+                growth.panel(
+                    records,
+                    block,
+                    f"({', '.join(block * (3 - len(block)))})",
+                    () if "O" in block else _predicted(records, block),
+                )
                 for block in ("K", "O", *growth.PAIRS)
             ],
             columns=4,
@@ -78,6 +84,11 @@ def report(records: Sequence[Record]) -> Report:
         _all_blocks(records),
     )
     return Report(charts, findings, at_width(records, numbers), growth.laws(records, predicted=True), marked(records))
+
+
+def _crossed(records: Sequence[Record]) -> str:
+    """The seeds that have the blocks off the diagonal."""
+    return seeds(len({record.config["seed"] for record in records if "QK" in record.result["norms"]}))
 
 
 def _predicted(records: Sequence[Record], block: str) -> list[Slope]:

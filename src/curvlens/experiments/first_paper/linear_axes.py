@@ -38,7 +38,8 @@ def report(records: Sequence[Record]) -> Report:
     chart = Chart(
         "fig5",
         "Growth of the query and value blocks, linear axes",
-        "The data of Figure 3a with evenly spaced σ from 0.1 to 1 added, on linear axes.",
+        "The data of Figure 3a with evenly spaced σ from 0.1 to 1 added, on linear axes: geometric means over the "
+        "seeds.",
         panels,
     )
     return Report((chart,), (_practical(records),), notes=marked(records))

@@ -18,7 +18,7 @@ from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.sweeps import Sweep, grid, where
 from curvlens.experiments.verdicts import Finding, judged_parts
-from curvlens.figures.charts import Chart, Panel, Slope
+from curvlens.figures.charts import Chart, Curve, Panel, Slope
 
 POWERS = {
     ("QQ", "outer"): 4,
@@ -70,11 +70,13 @@ def report(records: Sequence[Record]) -> Report:
     own = where(records, attention="own")
     panels = []
     for of, title in ((even, "even attention"), (own, "softmax attention")):
-        curves, slopes = [], []
+        curves: list[Curve] = []
+        slopes: list[Slope] = []
         for colour, ((block, part), power) in enumerate(POWERS.items()):
             curve = line(of, "spread", block, part).curve(f"${signed(part, block)}$", colour=colour)
             curves.append(curve)
-            slopes.append(Slope(power, (curve.x[0], 0.1), (curve.x[0], curve.y[0] / 3)))
+            label = f"power {power}" if power not in {slope.power for slope in slopes} else ""
+            slopes.append(Slope(power, (curve.x[0], 0.1), (curve.x[0], curve.y[0] / 3), label))
         panels.append(
             Panel(curves, slopes, title, "spread of the tokens about their mean", "Frobenius norm", "log", "log")
         )
@@ -83,7 +85,7 @@ def report(records: Sequence[Record]) -> Report:
         "The blocks follow the attention moments",
         "Tokens with a common mean and deviations of a growing size: the first attention moment stays, the second "
         "grows with the square of the spread, the third with its cube. Dashed grey: the powers that Remark 3.1 "
-        "gives.",
+        "gives, drawn a little below. Curves of one power may lie on each other.",
         panels,
     )
     return Report((chart,), (_moments(even), _similar(even, own)), notes=marked(records, "spread", "spread"))

@@ -84,8 +84,8 @@ def report(records: Sequence[Record]) -> Report:
 
 
 def _guide(part: Sweep, power: int) -> Slope:
-    low, high = HOT
-    return Slope(power, (low / 10, high), (high, part.curve("").y[-1] * 3), rf"$t^{{{power}}}$")
+    aside = 1 / 8 if power == POWERS["T-outer"] else 16  # below the lower curve, above the upper
+    return Slope(power, HOT, (HOT[1], part.curve("").y[-1] * aside), rf"$t^{{{power}}}$")
 
 
 def _temperature(outer: Sweep, functional: Sweep) -> Finding:

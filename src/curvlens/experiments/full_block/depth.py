@@ -16,7 +16,7 @@ from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import ARTICLE, SECOND
 from curvlens.experiments.sweeps import Sweep, sweep, where
-from curvlens.experiments.verdicts import Finding, judged_parts
+from curvlens.experiments.verdicts import Finding, judged, judged_parts
 from curvlens.figures.charts import Chart, Curve, Panel
 
 NORMS = {"pre": "Pre-LN", "post": "Post-LN", "none": "no norm"}
@@ -88,7 +88,12 @@ def _growth(lines: Mapping[str, Sweep]) -> Finding:
     factors = {norm: line.values[:, -1] / line.values[:, 0] for norm, line in lines.items()}
     growth = {norm: ratio(line.values[:, -1], line.values[:, 0]) for norm, line in lines.items()}
     less = {norm: ratio(factors["pre"], factors[norm]) for norm in ("post", "none")}
-    sizes = "; ".join(f"{NORMS[norm]} {float(line.middle()[-1]):.3g}" for norm, line in lines.items())
+    last = {norm: line.values[:, -1] for norm, line in lines.items()}
+    sizes = "; ".join(
+        f"{NORMS[norm]} {float(line.middle()[-1]):.3g} ({float(last[norm].min()):.3g} to {float(last[norm].max()):.3g} "
+        "over the seeds)"
+        for norm, line in lines.items()
+    )
     text = (
         f"‖H‖ at initialisation, {depths[-1]:g} layers over {depths[0]:g}, geometric means over the seeds with their "
         f"95 % intervals: {'; '.join(f'{NORMS[norm]} {found}' for norm, found in growth.items())}. The factor with "
@@ -99,6 +104,12 @@ def _growth(lines: Mapping[str, Sweep]) -> Finding:
     slower = {f"slower growth with Pre-LN than with {NORMS[norm]}": found.below() for norm, found in less.items()}
     if True not in grows.values():  # then there is nothing that a remedy could be for
         return judged_parts("depth-growth", text, grows)
+    if True not in slower.values():
+        told = "cannot be told from these seeds" if None in slower.values() else "is not so"
+        text += f" A remedy would make it grow more slowly, which {told}."
+        true = ", ".join(f"with {NORMS[norm]}" for norm in less if grows[f"growth with {NORMS[norm]}"])
+        undecided = None in slower.values() or None in grows.values()
+        return judged("depth-growth", text, holds=None if undecided else False, when=f"growth alone, {true}")
     return judged_parts("depth-growth", text, grows | slower)
 
 

@@ -52,7 +52,8 @@ def report(records: Sequence[Record]) -> Report:
         "feedforward",
         "The feed-forward Hessian: its functional part, with ReLU and with GELU",
         "Norm of the functional part over that of the Gauss–Newton part, for the weights of the top layer's "
-        "feed-forward part, without norms behind: mean over the seeds.",
+        "feed-forward part, without norms behind: arithmetic mean over the seeds. With ReLU it is zero in (up, "
+        "up) and (down, down).",
         [
             Panel(
                 [

@@ -135,9 +135,9 @@ def _zero(records: Sequence[Record]) -> Finding:
     zero, most = (max(record.result[name] for record in records) for name in ("zero", "zero beside key biases"))
     return judged_parts(
         "zero-blocks",
-        f"Of the {pairs} pairs of parameters at most {zero} have a zero block, nearly all of them with the biases of "
-        f"the keys, which do nothing behind a softmax, whatever the residual connections. Without those, {most} at "
-        f"most, and {min(fewest.values())} at least; many would be {MANY:.0%} of the pairs and more.",
+        f"Of the {pairs} pairs of parameters at most {zero} have a zero block. The biases of the keys do nothing "
+        f"behind a softmax, whatever the residual connections: without them it is at most {most} pairs, and at least "
+        f"{min(fewest.values())}. Many would be {MANY:.0%} of all pairs, without those biases.",
         {f"after {n:g} steps": few >= MANY * pairs for n, few in fewest.items()},
     )
 

@@ -97,14 +97,17 @@ def _key_sizes(records: Sequence[Record]) -> list[int]:
 def _bulk(records: Sequence[Record]) -> Finding:
     """The closed form against differentiation; and whether its three others ever lie far outside the bulk."""
     parts: dict[str, bool | None] = {}
-    texts = []
+    texts, everywhere = [], True
     for d_k in _key_sizes(records):
         results = [record.result for record in where(records, d_k=d_k)]
         apart = max(result["apart"] for result in results)
         pairs = {result["multiplicity"] for result in results}
         outside = sum(max(map(abs, result["outliers"])) > OUTSIDE * result["bulk"] for result in results)
-        parts[f"d_K = {d_k}"] = apart < EXACT and pairs == {d_k - 1} and outside > 0
+        parts[f"d_K = {d_k}: the pairs, and three others of which the largest is outside at times"] = (
+            apart < EXACT and pairs == {d_k - 1} and outside > 0
+        )
         all_out = sum(min(map(abs, result["outliers"])) > result["bulk"] for result in results)
+        everywhere = everywhere and all_out == len(results)
         told = " or ".join(map(str, sorted(pairs)))
         texts.append(
             f"d_K = {d_k}: {told} pairs, {apart:.0e} apart, outside in {outside / len(results):.0%}, all three in "
@@ -114,9 +117,9 @@ def _bulk(records: Sequence[Record]) -> Finding:
         "scalar-bulk",
         "Pairs ±μ of the closed form, its largest distance from the eigenvalues of the differentiated loss in units of "
         f"the largest (the same if below {EXACT:g}), how often the largest of the three others is outside, more than "
-        f"{OUTSIDE:g} times the bulk (it has to be at times), and how often all three are larger than the bulk: "
-        f"{'; '.join(texts)}.",
-        parts,
+        f"{OUTSIDE:g} times the bulk (it has to be at times), and how often all three are larger than the bulk, as "
+        f"outliers would be: {'; '.join(texts)}.",
+        {**parts, "all three are outliers": everywhere},
     )
 
 
