@@ -11,6 +11,7 @@ import torch
 
 import curvlens as cl
 from curvlens.calculus import attention, exponents, linear_mlp, scalar_attention
+from curvlens.calculus.inputs import alike
 
 D = torch.float64
 X, WQ, WK, WV, Y = torch.ones(5, 4, dtype=D), *(torch.ones(4, n, dtype=D) for n in (3, 3, 2)), torch.ones(5, 2, dtype=D)
@@ -42,6 +43,7 @@ def nan(tensor: torch.Tensor) -> torch.Tensor:
         ({"X": X.float()}, "X is torch.float32 on cpu, WQ is torch.float64 on cpu"),
         ({"X": X.long()}, "X is torch.int64, expected a tensor of real floating-point"),
         ({"X": X[:0]}, r"X of shape \(0, 4\) is empty"),
+        ({"wrt": "QO"}, "there is no O, as the value is one matrix"),
         ({"WK": nan(WK)}, r"WK has NaN or infinite entries \(1 of them\)"),
         ({"target": nan(Y)}, "target has NaN or infinite"),
         (
@@ -135,6 +137,12 @@ def test_what_does_not_fit_memory_is_said_beforehand(monkeypatch: pytest.MonkeyP
     assert H.matvec(torch.ones(32, dtype=D)).shape == (32,)
     with pytest.raises(cl.CurvlensError, match="moments of all tokens has 560 entries"):
         attention.hessian(X, WQ, WK, WV, target=Y).norm()
+
+
+def test_a_module_in_the_place_of_its_weight() -> None:
+    with pytest.raises(cl.CurvlensError, match=r"WK is a Linear, expected a tensor .*give .weight.T"):
+        alike({"X": X, "WK": torch.nn.Linear(4, 3)})
+    assert attention.hessian(X, WQ, WK, WV, target=Y, wrt=["V", "Q"]).total.names == ("Q", "V")
 
 
 def test_parameters_of_a_model_are_taken_as_numbers() -> None:

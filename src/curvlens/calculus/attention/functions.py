@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -45,7 +46,7 @@ def hessian(
     temperature: float = 1.0,
     kind: Kind = "softmax",
     context: Tensor | None = None,
-    wrt: str = "QKV",
+    wrt: str | Sequence[str] = "QKV",
     reduction: str = "mean",
 ) -> AttentionHessian:
     """The Hessian of a loss behind an attention layer, exact and without differentiation.
@@ -98,9 +99,9 @@ def hessian_single(X: Tensor, WQK: Tensor, WV: Value, target: Tensor | None = No
     return hessian(X, WQK, None, WV, target, **options)
 
 
-def _letters(wrt: str, crossed: bool) -> list[str]:
+def _letters(wrt: str | Sequence[str], crossed: bool) -> list[str]:
     known = "QKVXC" if crossed else "QKVX"
-    letters = list(dict.fromkeys(wrt)) if isinstance(wrt, str) else []
+    letters = list(dict.fromkeys(wrt)) if isinstance(wrt, (str, list, tuple)) else []
     if not letters or any(letter not in known + "O" for letter in letters) or letters == ["O"]:
         raise CurvlensError(
             f"wrt={wrt!r}; it is made of the letters {', '.join(known)} (C only with a context; V means both factors "

@@ -122,7 +122,9 @@ def report(records: Sequence[Record]) -> Report:
     )
     text = (
         f"What is gone with one matrix is {share.value:.0%} of the norm of the query-key Hessian; negative eigenvalues "
-        f"hold {negative['one'].value:.0%} of ‖H‖² with one matrix, {negative['two'].value:.0%} with two"
+        f"hold {negative['one'].value:.0%} of ‖H‖² with one matrix, {negative['two'].value:.0%} with two (means over "
+        f"d = {', '.join(map(str, sorted({record.config['width'] for record in records})))} and all d_K; the figure "
+        f"has d = {width})"
     )
     return Report((chart,), (_pairs(records), _rank(records), _single(records, text)))
 
