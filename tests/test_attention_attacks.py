@@ -253,6 +253,7 @@ def test_zero_curvature_and_weights_as_nn_linear_has_them() -> None:
     weights = [draw(4, 4, seed=i).T for i in range(3)]
     H = attention.hessian(draw(6, 4), *weights, grad=draw(6, 4, seed=3), curvature=0.0)
     assert not H.matvec(torch.ones(48, dtype=D), "outer").any()
+    torch.testing.assert_close(H @ torch.ones(48, dtype=D), H.total.dense().sum(1))
 
 
 @pytest.mark.parametrize("heads", [1, 16])

@@ -152,6 +152,9 @@ class AttentionHessian:
         products = [self._by_moments(column, part) for column in vectors.T.contiguous()]
         return torch.stack(products, 1)
 
+    def __matmul__(self, v: Tensor) -> Tensor:
+        return self.matvec(v)
+
     @cached_property
     def _at_once(self) -> int:
         """So many directions go along the tokens together: each has some copies of the attention matrix."""
