@@ -235,6 +235,7 @@ def test_growth_with_depth(pre: float, post: float, none: float, said: str) -> N
     finding = found("depth", "depth-growth", make, 5)
     assert finding.verdict == said
     assert ("slower growth with Pre-LN than with Post-LN" in finding.regime) == (said == "holds when" and pre < post)
+    assert ("the remedy is not so" in finding.regime) == (said == "holds when" and pre > post)
     assert verdict("depth", "depth-growth", make, seeds=1) == "undecided"
 
 

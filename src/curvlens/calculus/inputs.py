@@ -43,7 +43,7 @@ def of_one_kind(tensors: dict[str, Any]) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             given = tensor.dtype if isinstance(tensor, Tensor) else a_kind(tensor)
-            hint = " Of an nn.Linear give .weight.T: weights have inputs first." if hasattr(tensor, "weight") else ""
+            hint = " Give its .weight; the arguments say which axis comes first." if hasattr(tensor, "weight") else ""
             raise CurvlensError(f"{name} is {given}, expected a tensor of real floating-point numbers.{hint}")
         if (tensor.dtype, tensor.device) != (first.dtype, first.device):
             raise CurvlensError(

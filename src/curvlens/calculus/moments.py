@@ -114,7 +114,7 @@ def contracted(
 def _copies(x: Tensor) -> Tensor | None:
     """A number for every token (…, k), the same for equal tokens; None if no two are equal."""
     first = x[..., 0].flatten().tolist()
-    if len(set(first)) == len(first):  # which no two copies share
+    if len(set(first)) == len(first):  # copies would share it
         return None
     names = row_names((x.detach() + 0.0).reshape(-1, x.shape[-1]))  # a zero has two signs, and is one number
     if max(names) + 1 == len(names):

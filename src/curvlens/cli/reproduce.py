@@ -52,22 +52,17 @@ def show_experiments(wanted: Wanted) -> None:
         _measure(chosen, wanted, store)
     except KeyboardInterrupt:
         left = len(missing(chosen, wanted.effort, store))
-        Console(stderr=True).print(
-            f"Stopped with {left} points left. What is measured is kept in {wanted.results}; the same command goes on.",
-            highlight=False,
-            markup=False,
-        )
+        _stopped(f"with {left} points left. What is measured is kept in {wanted.results}; the same command goes on.")
         raise
     try:
         _show(chosen, wanted, store, pages, console)
     except KeyboardInterrupt:
-        Console(stderr=True).print(
-            f"Stopped while the pages were written. All points are kept in {wanted.results}; the same command writes "
-            "the pages.",
-            highlight=False,
-            markup=False,
-        )
+        _stopped(f"while pages were written. All points are kept in {wanted.results}; the same command writes them.")
         raise
+
+
+def _stopped(text: str) -> None:
+    Console(stderr=True).print(f"Stopped {text}", highlight=False, markup=False)
 
 
 def _show(chosen: Sequence[Experiment], wanted: Wanted, store: Store, pages: Pages, console: Console) -> None:

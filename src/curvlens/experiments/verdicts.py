@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +45,16 @@ def judged(claim: str, measured: str, *, holds: bool | None, when: str = "") -> 
     if when:
         return Finding(claim, "holds when", measured, when)
     return Finding(claim, "undecided" if holds is None else "does not hold", measured)
+
+
+def all_of(parts: Iterable[bool | None]) -> bool | None:
+    """Whether all hold; None if that cannot be told.
+
+    >>> all_of([True, True]), all_of([True, None]), all_of([None, False]), all_of([])
+    (True, None, False, None)
+    """
+    known = list(parts)
+    return False if False in known else None if None in known or not known else True
 
 
 def judged_parts(claim: str, measured: str, parts: Mapping[str, bool | None]) -> Finding:

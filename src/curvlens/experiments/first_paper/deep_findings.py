@@ -16,7 +16,7 @@ from curvlens.experiments.parts import SIGNS
 from curvlens.experiments.ranges import LOCAL, following, told
 from curvlens.experiments.records import Record
 from curvlens.experiments.sweeps import mean
-from curvlens.experiments.verdicts import Finding, judged, judged_parts
+from curvlens.experiments.verdicts import Finding, all_of, judged, judged_parts
 
 PREDICTED = {("V", "outer"): 2, ("Q", "outer"): 6, ("Q", "functional"): 5}
 """Powers of a single layer; the value's functional part is zero there."""
@@ -95,8 +95,8 @@ def _beyond(records: Sequence[Record]) -> Finding:
         of = {depth: of_layer(records, depth, letter, EARLY, "total").powers(LARGE) for depth in depths(records)}
         steps = [_higher(of[b], of[a]) for a, b in pairwise(of)]
         beside = {depth: _higher(of[depth], of[min(of)]) for depth in of if depth > min(of)}
-        parts[f"{name}, with every layer more"] = _all([between(step, 0, math.inf) for step in steps])
-        parts[f"{name}, beside a single layer"] = _all([between(each, 0, math.inf) for each in beside.values()])
+        parts[f"{name}, with every layer more"] = all_of(between(step, 0, math.inf) for step in steps)
+        parts[f"{name}, beside a single layer"] = all_of(between(each, 0, math.inf) for each in beside.values())
         count = len(next(iter(of.values())))
         texts.append(
             f"{name} {', '.join(f'{float(powers.mean()):.2f}' for powers in of.values())}; beside a single layer "
@@ -119,11 +119,6 @@ def _beyond(records: Sequence[Record]) -> Finding:
 def _higher(powers: Tensor, lower: Tensor) -> Number:
     """By how much, in pairs of one seed."""
     return mean("", (powers - lower).tolist())
-
-
-def _all(parts: Sequence[bool | None]) -> bool | None:
-    """Whether all are true; None if that cannot be told."""
-    return False if False in parts else None if None in parts or not parts else True
 
 
 def _top(records: Sequence[Record]) -> Finding:

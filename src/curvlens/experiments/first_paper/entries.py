@@ -15,7 +15,7 @@ from curvlens.experiments.setting import Kind, block_hessian
 from curvlens.experiments.sizes import negative_share, number
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.sweeps import mean, where
-from curvlens.experiments.verdicts import Finding, judged, judged_parts
+from curvlens.experiments.verdicts import Finding, all_of, judged, judged_parts
 from curvlens.figures.charts import Chart, Curve, Heat, Panel
 
 WIDTH, SIGMA = 16, 0.2
@@ -157,7 +157,7 @@ def _shifts(soft: Sequence[Record], linear: Sequence[Record]) -> Finding:
     }
     far, near = between(shift["Q"], -ORDER, ORDER), between(shift["V"], -SAME, SAME)
     changed = None if far is None else not far
-    holds = False if False in (changed, near) else None if None in (changed, near) else True
+    holds = all_of((changed, near))
     return judged(
         "softmax-query",
         "Softmax moves the median of log₁₀|entry| in a seed by "

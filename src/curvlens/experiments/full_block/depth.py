@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import ARTICLE, SECOND
 from curvlens.experiments.sweeps import Sweep, sweep, where
-from curvlens.experiments.verdicts import Finding, judged, judged_parts
+from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Curve, Panel
 
 NORMS = {"pre": "Pre-LN", "post": "Post-LN", "none": "no norm"}
@@ -104,13 +105,11 @@ def _growth(lines: Mapping[str, Sweep]) -> Finding:
     slower = {f"slower growth with Pre-LN than with {NORMS[norm]}": found.below() for norm, found in less.items()}
     if True not in grows.values():  # then there is nothing that a remedy could be for
         return judged_parts("depth-growth", text, grows)
-    if True not in slower.values():
-        told = "cannot be told from these seeds" if None in slower.values() else "is not so"
-        text += f" A remedy would make it grow more slowly, which {told}."
-        true = ", ".join(f"with {NORMS[norm]}" for norm in less if grows[f"growth with {NORMS[norm]}"])
-        undecided = None in slower.values() or None in grows.values()
-        return judged("depth-growth", text, holds=None if undecided else False, when=f"growth alone, {true}")
-    return judged_parts("depth-growth", text, grows | slower)
+    finding = judged_parts("depth-growth", f"{text} A remedy makes it grow more slowly.", grows | slower)
+    if True in slower.values():
+        return finding
+    told = "cannot be told from these seeds" if None in slower.values() else "is not so"
+    return replace(finding, regime=f"{finding.regime}; that Pre-LN is the remedy {told}")
 
 
 def _ticks(numbers: Sequence[int]) -> tuple[list[float], list[str]]:

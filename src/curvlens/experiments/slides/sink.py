@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from curvlens.calculus import scalar_attention
-from curvlens.experiments.comparisons import ratio
+from curvlens.experiments.comparisons import Ratio, ratio
 from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
@@ -14,7 +14,7 @@ from curvlens.experiments.slides.scalar_layer import scalar_layer
 from curvlens.experiments.slides.sensitivity import changes
 from curvlens.experiments.sources import SLIDES
 from curvlens.experiments.sweeps import Sweep, sweep, where
-from curvlens.experiments.verdicts import Finding, judged_parts
+from curvlens.experiments.verdicts import Finding, all_of, judged_parts
 from curvlens.figures.charts import Chart, Panel
 
 FIRST = {1.0: "first token as the others", 5.0: "first token five times as large"}
@@ -69,20 +69,19 @@ def _sink(records: Sequence[Record]) -> Finding:
     texts = []
     for first, name in FIRST.items():
         bulk, top = _lines(where(records, first=first))
-        for line, what in ((bulk, "the bulk shrinks"), (top, "the outliers grow")):
+        claims = ((bulk, Ratio.below, "Bulk", "the bulk shrinks"), (top, Ratio.above, "Outliers", "the outliers grow"))
+        for line, as_claimed, title, what in claims:
             found = {sink: ratio(line.values[:, i], line.values[:, 0]) for i, sink in enumerate(line.x) if i}
-            true = {sink: each.below() if line is bulk else each.above() for sink, each in found.items()}
+            true = {sink: as_claimed(each) for sink, each in found.items()}
+            parts[f"{what}, {name}"] = everywhere = all_of(true.values())
             at = [f"{sink:g}" for sink, holds in true.items() if holds]
-            said = False if False in true.values() else None if None in true.values() else True
-            parts[f"{what}, {name}"] = said
-            if at and not said:
+            if at and not everywhere:
                 parts[f"{what} at a bias of {', '.join(at)}, {name}"] = True
-            sizes = "; ".join(f"{sink:g}: {each}" for sink, each in found.items())
-            texts.append(f"{'bulk' if line is bulk else 'largest outlier'}, {name}: {sizes}")
+            texts.append(f"{title}, {name}: {'; '.join(f'{sink:g}: {each}' for sink, each in found.items())}")
     return judged_parts(
         "sink-scalar",
         "With a bias over without, for each bias, geometric means over the seeds with their 95 % intervals. "
-        f"{'. '.join(text[0].upper() + text[1:] for text in texts)}. It has to be so at every bias.",
+        f"{'. '.join(texts)}. It has to be so at every bias; of the outliers the largest is taken.",
         parts,
     )
 
