@@ -142,10 +142,10 @@ def test_moments_of_saturated_attention(scale: float, offset: float) -> None:
     tail = float((A.sum(-1) - A.max(-1).values).min())
     truth = precise(scores, X, u)
     found = moments.contracted(A, X, u)
-    tolerance = 1e-12 if not offset else 1e-10
     for name, value, true in zip(found._fields, found, truth, strict=True):
         for row, (a, b) in enumerate(zip(value, true, strict=True)):
-            assert float((a - b).norm()) <= tolerance * float(b.norm()), (name, row, tail)
+            assert float((a - b).norm()) <= 1e-12 * float(b.norm()), (name, row, tail)
+    tolerance = 1e-12 if not offset else 1e-10
     y = moments.deviations(A, X)
     s = (y * u[:, None]).sum(-1)
     by_keys = ((A[..., None] * y).mT @ y, ((A * s)[..., None] * y).mT @ y)
@@ -156,6 +156,31 @@ def test_moments_of_saturated_attention(scale: float, offset: float) -> None:
     for a, b in ((plain.M2, truth[1]), (torch.einsum("ip,ipqr->iqr", u, plain.M3), truth[3])):
         for row, true_row in zip(a, b, strict=True):
             assert float((row - true_row).norm()) <= tolerance * float(true_row.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("width", [1.0, 1e-3, 1e-6])
+def test_moments_of_rows_that_attend_within_a_cluster(width: float, dtype: torch.dtype) -> None:
+    """Three clusters of tokens, a row for each; nothing of their distance may be left in the moments."""
+    step = 2.0**-40 if dtype == torch.float64 else 2.0**-21
+    X = draw(3, 3, seed=5).repeat_interleave(4, 0).round() + (width * draw(12, 3, seed=6) / step).round() * step
+    assert torch.equal(X.to(dtype).double(), X)
+    scores, u = draw(3, 12, seed=3), draw(3, 3, seed=4).float().double()
+    scores -= 1000 * (torch.arange(12) // 4 != torch.arange(3)[:, None])
+    truth = precise(scores, X, u)
+    found = moments.contracted(scores.softmax(-1).to(dtype), X.to(dtype), u.to(dtype))
+    for name, value, true in zip(found._fields, found, truth, strict=True):
+        for a, b in zip(value.double(), true, strict=True):
+            assert float((a - b).norm()) <= 30 * torch.finfo(dtype).eps * float(b.norm()), name
+
+
+def test_moments_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, X, u = draw(3, 7, 5).softmax(-1), draw(3, 5, 2, seed=1), draw(3, 7, 2, seed=2)
+    whole = moments.contracted(A, X, u)
+    for numbers in (1, 20, 30, 150):
+        monkeypatch.setattr(moments, "CHUNK", numbers)
+        for piece, at_once in zip(moments.contracted(A, X, u), whole, strict=True):
+            close(piece, at_once)
 
 
 def test_the_hessian_of_saturated_attention_where_autodiff_is_lost() -> None:

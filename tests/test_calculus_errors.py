@@ -135,7 +135,7 @@ def test_what_does_not_fit_memory_is_said_beforehand(monkeypatch: pytest.MonkeyP
         H.outer["Q"]
     assert H.norm() > 0
     assert H.matvec(torch.ones(32, dtype=D)).shape == (32,)
-    with pytest.raises(cl.CurvlensError, match="moments of all tokens has 560 entries"):
+    with pytest.raises(cl.CurvlensError, match="moments of all tokens has 480 entries"):
         attention.hessian(X, WQ, WK, WV, target=Y).norm()
 
 

@@ -17,9 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from curvlens.calculus.inputs import row_names
+from curvlens.calculus.inputs import largest
 from curvlens.calculus.softmax import jacobian, second_derivative
 from curvlens.calculus.vec import commutation, identity, khatri_rao, kron, vec
+
+CHUNK = 1 << 18
+"""Numbers of a chunk of differences of tokens, one for every pair of a row and a token: 2 MB in float64."""
 
 
 class Moments(NamedTuple):
@@ -32,24 +35,15 @@ class Moments(NamedTuple):
 
 def _about_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens r where A is largest, and m − r, for x (…, k, d)."""
-    rest, r, *_ = _without_largest(a, x)
+    rest, r = _without_largest(a, x)
     return r, rest @ x - rest.sum(-1, keepdim=True) * r
 
 
-def _without_largest(a: Tensor, x: Tensor, names: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A without its largest entries, the tokens r there, where that is, and 1 for rows with any entry, else 0.
-
-    For x (…, k, d); r of an empty row is 0. Tokens of one name (…, k) are copies of each other, struck out together.
-    """
-    largest, top = a.max(-1, keepdim=True)
-    alive = (largest > 0).to(a.dtype)
-    if names is None:
-        rest = a.scatter(-1, top, 0.0)
-    else:
-        wide = names[..., None, :].expand(a.shape)
-        rest = a.where(wide != wide.gather(-1, top), 0.0)
-    r = x.gather(-2, top.expand(*top.shape[:-1], x.shape[-1])) * alive
-    return rest, r, top, alive
+def _without_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A without its largest entries, and the tokens r there, for x (…, k, d); r of an empty row is 0."""
+    most, top = a.max(-1, keepdim=True)
+    r = x.gather(-2, top.expand(*top.shape[:-1], x.shape[-1]))
+    return a.scatter(-1, top, 0.0), r * most.sign()
 
 
 def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"]) -> Moments:
@@ -90,36 +84,44 @@ def contracted(
 ) -> Contracted:
     """M1, M2, M2 u and M3 contracted with u, for a vector u_i a row (u_i = W_V g_i in the Hessian of attention).
 
-    Both moments are one matrix product, [A₀; W] times the k × d² matrix of the x_j x_jᵀ, and corrections of rank 2 and
-    3. The tokens are taken from a common origin beforehand: M2 and M3 do not change, and a large common offset does
-    not cancel.
+    Both moments of a row are one matrix product, [A₀ z, W z]ᵀ z with z_j = x_j − r, and corrections of rank 1 and 2.
+    Nothing that is large cancels: neither a common offset of the tokens, nor one of those that a row attends to.
     """
-    origin, y = from_origin(attention, x)
-    y = y.expand(*attention.shape[:-2], *y.shape[-2:])
-    rest, r, top, alive = _without_largest(attention, y, _copies(x))
-    s = u @ y.mT
-    s = s - s.gather(-1, top)  # u·(x_j − r)
-    w = rest * (s - (rest * s).sum(-1, keepdim=True))  # ∂ℓ/∂T but for the largest entry, which is −Σ_j w_j
-    both, rs = torch.cat([rest, w], -2), torch.cat([r, r], -2)
-    squares = (y.unsqueeze(-1) * y.unsqueeze(-2)).flatten(-2)
-    raw, linear = (both @ squares).view(*both.shape[:-1], *y.shape[-1:], -1), both @ y
-    about_r = linear.addcmul(both.sum(-1, keepdim=True), rs, value=-1)
-    from_r, p = about_r.chunk(2, -2)
-    mean = r + from_r
-    second, third = _minus(raw, (linear, rs), (torch.cat([mean, mean], -2), about_r)).chunk(2, -3)
-    third = third.addcmul(p.unsqueeze(-1), from_r.unsqueeze(-2), value=-1)
-    return Contracted(mean.addcmul(origin, alive), second, p, third)
+    lead, (k, d) = attention.shape[:-1], x.shape[-2:]
+    x = x.expand(*lead[:-1], k, d).reshape(-1, k, d)
+    rest, r = _without_largest(attention.reshape(-1, lead[-1], k), x)
+    u = u.reshape(r.shape)
+    pieces = [
+        _about(rest[some, rows], x[some], r[some, rows], u[some, rows])
+        for some, rows in _chunks(len(x), lead[-1], k * d)
+    ]
+    mean, second, p, third = pieces[0] if len(pieces) == 1 else (torch.cat(part) for part in zip(*pieces, strict=True))
+    return Contracted(mean.view(*lead, d), second.view(*lead, d, d), p.view(*lead, d), third.view(*lead, d, d))
 
 
-def _copies(x: Tensor) -> Tensor | None:
-    """A number for every token (…, k), the same for equal tokens; None if no two are equal."""
-    first = x[..., 0].flatten().tolist()
-    if len(set(first)) == len(first):  # copies would share it
-        return None
-    names = row_names((x.detach() + 0.0).reshape(-1, x.shape[-1]))  # a zero has two signs, and is one number
-    if max(names) + 1 == len(names):
-        return None
-    return torch.tensor(names, device=x.device).view(x.shape[:-1])
+def _chunks(samples: int, rows: int, each: int) -> list[tuple[slice, slice]]:
+    """Some samples at a time, or some rows of one, with ``each`` numbers a row."""
+    step = max(1, CHUNK // (rows * each))
+    tall = rows if step > 1 else max(1, CHUNK // each)
+    return [(slice(i, i + step), slice(j, j + tall)) for i in range(0, samples, step) for j in range(0, rows, tall)]
+
+
+def _about(rest: Tensor, x: Tensor, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Those of some rows (n, l), one behind the other: mean, M2, p and G from A₀ (n, l, k) and the tokens r."""
+    d = x.shape[-1]
+    z = (x.unsqueeze(1) - r.unsqueeze(2)).flatten(0, 1)
+    rest, u = rest.flatten(0, 1).unsqueeze(-1), u.flatten(0, 1).unsqueeze(-1)
+    if 2 * largest(x) > torch.finfo(x.dtype).max:  # from a token that the row does not see, which may be infinite
+        z = z.where(rest > 0, 0.0)
+    s = torch.bmm(z, u)
+    w = rest * (s - (rest * s).sum(1, keepdim=True))  # ∂ℓ/∂T but for the largest entry, which is −Σ_j w_j
+    both = torch.cat([rest, w], -1)
+    first = torch.bmm(both.mT, z)  # m − r and p
+    raw = torch.bmm((both.unsqueeze(-1) * z.unsqueeze(-2)).flatten(2).mT, z)
+    from_r, p = first[:, :1], first[:, 1:]
+    raw.baddbmm_(first.view(-1, 2 * d, 1), from_r, alpha=-1)
+    raw[:, d:].baddbmm_(from_r.mT, p, alpha=-1)
+    return r.flatten(0, 1) + from_r.squeeze(1), raw[:, :d], p.squeeze(1), raw[:, d:]
 
 
 def from_origin(
@@ -136,15 +138,6 @@ def from_origin(
     visible = (seen > 0).mT
     origin = x.where(visible, torch.nan).nanmedian(-2, keepdim=True).values.nan_to_num(0.0)
     return origin, (x - origin).where(visible, 0.0)
-
-
-def _minus(matrices: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
-    """M − Σ a bᵀ over pairs of vectors (a, b), as one product of rank len(pairs)."""
-    a = torch.stack([left for left, _ in pairs], -1)
-    b = torch.stack([right for _, right in pairs], -2)
-    shape = matrices.shape
-    flat = torch.baddbmm(matrices.reshape(-1, *shape[-2:]), a.flatten(0, -3), b.flatten(0, -3), alpha=-1)
-    return flat.view(shape)
 
 
 def uncentred(x: Float[Tensor, "*batch k d"], allowed: Float[Tensor, "*batch l k"]) -> Float[Tensor, "*batch l d d"]:

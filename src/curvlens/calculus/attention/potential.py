@@ -96,8 +96,8 @@ class ManyKeys(Potential):
     def __init__(self, layer: Layer, u: Tensor) -> None:
         super().__init__(layer)
         width, tokens = layer.keys.shape[2] ** 2, layer.keys.shape[0] * layer.keys.shape[1]
-        # x_j x_jᵀ of every key; M2 and G raw, about the mean and scaled, or Ξ as it is and scaled
-        _room(layer, (6 if layer.kind == "softmax" else 2) * width, tokens * width)
+        # M2 and G in pieces, whole and scaled; or Ξ as it is and scaled, and x_j x_jᵀ of every key
+        _room(layer, *((6 * width,) if layer.kind == "softmax" else (2 * width, tokens * width)))
         tau, found = layer.tau, self._found
         if layer.kind == "linear":
             second = self._uncentred()
