@@ -264,3 +264,44 @@ def test_the_origin_does_not_overflow_in_half_precision(heads: int) -> None:
     truth = attention.hessian(*(t.double() for t in (x, wq, wk, wv, target))).total.dense()
     apart = attention.hessian(x, wq, wk, wv, target).total.dense().double() - truth
     assert float(apart.norm()) < 5e-3 * float(truth.norm())
+
+
+@pytest.mark.parametrize(("length", "d"), [(6, 4), (3, 8)])  # many keys, few keys
+@pytest.mark.parametrize("wrt", ["QKV", "QKVX", "QKVXC"])
+def test_products_in_half_precision_with_a_masked_key_of_any_size(length: int, d: int, wrt: str) -> None:
+    X, context, Y = (draw(length, d, seed=i).half() for i in range(3))
+    weights = [(draw(d, d, seed=i) / d**0.5).half() for i in (3, 4, 5)]
+    mask = torch.ones(length, length, dtype=torch.bool)
+    mask[:, 0] = False
+    context[0] = 6e4
+    H, exact = (
+        attention.hessian(X.to(t), *(w.to(t) for w in weights), Y.to(t), context=context.to(t), mask=mask, wrt=wrt)
+        for t in (torch.float16, D)
+    )
+    v = draw(H.total.size, seed=6).half()
+    found, true = H.matvec(v).double(), exact.matvec(v.double())
+    assert float((found - true).norm()) < 5e-3 * float(true.norm())
+
+
+def test_the_layer_of_a_hessian_keeps_its_dtype_under_autocast() -> None:
+    X, WQ, WK, WV = (t.float() for t in layer())
+    H = attention.hessian(X, WQ, WK, WV, grad=torch.zeros(5, 2), curvature=1.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert {t.dtype for t in (H.layer.attention, H.layer.output, H.layer.q, H.layer.kappa)} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.to("meta"), r"X is on meta, without numbers; expected a dense tensor"),
+        (lambda x: x.to_sparse(), r"X is torch.sparse_coo, torch.float64; expected a dense tensor .*\.to_dense\(\)"),
+        (
+            lambda x: x.to(torch.float8_e4m3fn),
+            r"X is torch.strided, torch.float8_e4m3fn; expected a dense tensor of 16",
+        ),
+    ],
+)
+def test_tensors_that_are_not_plain_numbers(change: Any, message: str) -> None:
+    X, WQ, WK, WV = layer()
+    with pytest.raises(CurvlensError, match=message):
+        attention.hessian(change(X), WQ, WK, WV, grad=draw(5, 2), curvature=1.0)

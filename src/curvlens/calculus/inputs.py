@@ -45,6 +45,11 @@ def of_one_kind(tensors: dict[str, Any]) -> None:
             given = tensor.dtype if isinstance(tensor, Tensor) else a_kind(tensor)
             hint = " Give its .weight; the arguments say which axis comes first." if hasattr(tensor, "weight") else ""
             raise CurvlensError(f"{name} is {given}, expected a tensor of real floating-point numbers.{hint}")
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype.itemsize == 1:
+            kind = "on meta, without numbers" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}"
+            raise CurvlensError(
+                f"{name} is {kind}; expected a dense tensor of 16, 32 or 64 bits: .to_dense(), .to(dtype)."
+            )
         if (tensor.dtype, tensor.device) != (first.dtype, first.device):
             raise CurvlensError(
                 f"{first_name} is {first.dtype} on {first.device}, {name} is {tensor.dtype} on {tensor.device}: "

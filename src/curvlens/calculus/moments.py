@@ -143,7 +143,6 @@ def from_origin(
 def uncentred(x: Float[Tensor, "*batch k d"], allowed: Float[Tensor, "*batch l k"]) -> Float[Tensor, "*batch l d d"]:
     """Ξ_i = Σ_j allowed_ij x_j x_jᵀ, which stands in the place of M2 where attention is linear."""
     d = x.shape[-1]
-    x = x.where((allowed.amax(-2, keepdim=True) > 0).mT, 0.0)  # what nobody sees may be of any size
     squares = (x[..., :, :, None] * x[..., :, None, :]).flatten(-2)
     return (allowed @ squares).reshape(*allowed.shape[:-1], d, d)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.behind import Outputs
-from curvlens.calculus.inputs import alike, require_room
+from curvlens.calculus.inputs import alike, in_own_dtype, require_room
 from curvlens.calculus.softmax import softmax
 from curvlens.errors import CurvlensError, a_kind
 
@@ -63,21 +63,25 @@ class Layer:
         return (*self.queries.shape[:2], self.d_out)
 
     @cached_property
+    @in_own_dtype
     def WV(self) -> Tensor:
         """The value matrix of each head, (H, d, d_out)."""
         return self.down if self.up is None else self.down @ self.up
 
     @cached_property
+    @in_own_dtype
     def q(self) -> Tensor:
         """X_q W_Q, (H, B·L, d_K)."""
         return self.times(self.queries.flatten(0, 1), self.WQ)
 
     @cached_property
+    @in_own_dtype
     def kappa(self) -> Tensor:
         """κ_i = τ W_K W_Qᵀ x_i, so that T_ij = κ_i · x_j: (H, B·L, d)."""
         return self.tau * (self.q if self.WK is None else torch.bmm(self.q, self.WK.mT))
 
     @cached_property
+    @in_own_dtype
     def attention(self) -> Tensor:
         """A, (H, B, L, L_k)."""
         (samples, rows), keys = self.queries.shape[:2], self.keys.shape[1]
@@ -93,6 +97,7 @@ class Layer:
         return scores if self.allowed is None else scores * self.allowed
 
     @cached_property
+    @in_own_dtype
     def output(self) -> Tensor:
         """F, (B, L, d_out)."""
         values = self.times(self.keys.flatten(0, 1), self.WV).view(-1, self.keys.shape[1], self.d_out)
@@ -110,14 +115,14 @@ class Layer:
     def rows(self, keep: Tensor) -> Layer:
         """The same layer with some of the query positions only."""
         allowed = None if self.allowed is None else self.allowed[..., keep, :]
-        return replace(self, queries=self.queries[:, keep], allowed=allowed)
+        return replace(self, queries=self.queries[:, keep], keys=_seen(self.keys, allowed), allowed=allowed)
 
     def only(self, known: Tensor) -> Layer:
         """The same layer where other queries than the known ones, (B, L), are zero and see nothing."""
         sees = known[..., None]
         everywhere = sees.expand(-1, -1, self.keys.shape[1])
         allowed = everywhere if self.allowed is None else self.allowed & everywhere
-        return replace(self, queries=self.queries.where(sees, 0.0), allowed=allowed)
+        return replace(self, queries=self.queries.where(sees, 0.0), keys=_seen(self.keys, allowed), allowed=allowed)
 
 
 def layer(
@@ -188,19 +193,27 @@ def layer(
                 f"{first} of shape {tuple(tensors[first].shape)} and {second} of shape "
                 f"{tuple(tensors[second].shape)} do not fit: {a.shape[i]} against {b.shape[j]}.{hint}"
             )
+    allowed = _allowed(mask, x, keys)
     queries = x.reshape(-1, *x.shape[-2:])
     return Layer(
         queries,
-        queries if context is None else keys.reshape(-1, *keys.shape[-2:]),
+        _seen(queries if context is None else keys.reshape(-1, *keys.shape[-2:]), allowed),
         query,
         key,
         value,
         out,
         tau,
-        _allowed(mask, x, keys),
+        allowed,
         kind,  # type: ignore[arg-type]
         context is not None,
     )
+
+
+def _seen(keys: Tensor, allowed: Tensor | None) -> Tensor:
+    """The keys, zero where no query may attend to them: they may be of any size, and count for nothing."""
+    if allowed is None or bool((seen := allowed.any(-2)).all()):
+        return keys
+    return keys.where(seen[..., None], 0.0)
 
 
 def _tau(temperature: Any, root: float) -> float | None:
