@@ -275,11 +275,11 @@ def test_products_in_half_precision_with_a_masked_key_of_any_size(length: int, d
     mask[:, 0] = False
     context[0] = 6e4
     H, exact = (
-        attention.hessian(X.to(t), *(w.to(t) for w in weights), Y.to(t), context=context.to(t), mask=mask, wrt=wrt)
-        for t in (torch.float16, D)
+        attention.hessian(x, q, k, v, target=y, context=c, mask=mask, wrt=wrt)
+        for x, c, y, q, k, v in ([t.to(dtype) for t in (X, context, Y, *weights)] for dtype in (torch.float16, D))
     )
-    v = draw(H.total.size, seed=6).half()
-    found, true = H.matvec(v).double(), exact.matvec(v.double())
+    direction = draw(H.total.size, seed=6).half()
+    found, true = H.matvec(direction).double(), exact.matvec(direction.double())
     assert float((found - true).norm()) < 5e-3 * float(true.norm())
 
 

@@ -14,6 +14,7 @@ from curvlens import CurvlensError
 from curvlens.cli import app
 from curvlens.experiments import Effort, Experiment, Report, Store, run
 from curvlens.experiments.records import HEAD, Record
+from curvlens.figures.charts import Chart
 
 QUICK = Effort(quick=True)
 
@@ -74,9 +75,9 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", ["table.jsonl", "quick-2-seeds/index.html", "quick-2-seeds/summary.json"])
+@pytest.mark.parametrize("name", ["table.jsonl", "quick-2-seeds/index.html", "quick-2-seeds/figures/drawn.json"])
 def test_pages_of_others_are_told_before_anything_is_measured(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
     (tmp_path / name).write_text("precious")
     arguments = ["reproduce", "fig8", "--quick", "--seeds", "2", "--results", str(tmp_path)]
     told = CliRunner().invoke(app, arguments)
@@ -96,6 +97,39 @@ def test_pages_of_one_effort_leave_those_of_another(tmp_path: Path) -> None:
     again = ["reproduce", "verdicts", "--quick", "--seeds", "2", "--results", str(tmp_path)]
     assert CliRunner().invoke(app, again).exit_code == 0
     assert pages[0].read_bytes() == before
+
+
+def test_only_figures_that_changed_are_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+
+    def followed(chart: Chart) -> dict[str, bytes]:
+        drawn.append(chart.name)
+        return {f"{chart.name}.svg": f"<svg>curvlens {chart.title}</svg>".encode(), f"{chart.name}.png": b"curvlens"}
+
+    monkeypatch.setattr("curvlens.cli.pages.draw", followed)
+    arguments = ["reproduce", "fig7", "fig8", "--quick", "--seeds", "2", "--results", str(tmp_path), "--jobs", "1"]
+    figures = tmp_path / "quick-2-seeds" / "figures"
+
+    def again() -> list[str]:
+        drawn.clear()
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+        return sorted(drawn)
+
+    everything = again()
+    assert {"fig7", "fig8"} <= set(everything)
+    files = {file.name: file.read_bytes() for file in figures.iterdir()}
+    page = (figures.parent / "index.html").read_bytes()
+    assert again() == []
+    (figures / "fig8.png").write_bytes(b"curvlens, changed")
+    assert again() == ["fig8"]
+    (figures / "fig7.svg").unlink()
+    assert again() == ["fig7"]
+    (figures / "drawn.json").write_text('{"written by": "curvlens"')
+    assert again() == everything
+    assert {file.name: file.read_bytes() for file in figures.iterdir()} == files
+    assert (figures.parent / "index.html").read_bytes() == page
+    monkeypatch.setattr("curvlens.figures.drawing.version", lambda name: "another")
+    assert again() == everything
 
 
 def test_a_figure_that_cannot_be_written_is_told(tmp_path: Path) -> None:

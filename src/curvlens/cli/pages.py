@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 
 from curvlens.errors import CurvlensError
@@ -13,11 +14,13 @@ from curvlens.experiments import Effort, Store
 from curvlens.experiments.page import Shown, html, markdown
 from curvlens.experiments.records import Record, table
 from curvlens.experiments.reference import compared
-from curvlens.figures.drawing import draw
+from curvlens.figures.drawing import draw, fingerprint
 
 MARK = b"curvlens"
 """Near the beginning of every file of ours."""
 TABLE = "table.jsonl"
+DRAWN = "drawn.json"
+"""From what the figures beside it were drawn, and what they were then."""
 PAGES = ("index.html", "verdicts.md", "summary.json")
 
 
@@ -31,17 +34,12 @@ class Pages:
 
     def check(self) -> None:
         """Files of others in the place of ours are told before anything long is computed."""
-        for file in (self._store.folder / TABLE, *(self._folder / name for name in PAGES)):
+        for file in (self._store.folder / TABLE, self._figures / DRAWN, *(self._folder / name for name in PAGES)):
             _require_ours(file)
 
     def write(self, shown: Sequence[Shown], records: Mapping[str, Record]) -> list[Path]:
         """Write all of them; which those are that a reader opens."""
-        pictures = {}
-        for name, content in _drawn(shown):
-            _replace(self._figures / name, content)
-            if name.endswith(".svg"):
-                text = content.decode()
-                pictures[name.removesuffix(".svg")] = text[text.index("<svg") :]
+        pictures = {name: text[text.index("<svg") :] for name, text in self._draw(shown)}
         pages = {
             self._store.folder / TABLE: table(records),
             self._folder / "summary.json": json.dumps(_summary(shown, self._effort), indent=1, ensure_ascii=False)
@@ -51,11 +49,33 @@ class Pages:
         }
         return [_replace(file, text.encode()) for file, text in pages.items()]
 
+    def _draw(self, shown: Sequence[Shown]) -> Iterator[tuple[str, str]]:
+        """Draw all charts that changed since they were drawn last; every name, and its picture as SVG."""
+        listed = self._figures / DRAWN
+        before = _listed(listed)
+        now: dict[str, list[str]] = {}
+        for chart in (chart for each in shown for chart in each.report.charts):
+            files = [self._figures / f"{chart.name}.{kind}" for kind in ("svg", "png")]
+            made = fingerprint(chart)
+            if before.get(chart.name) != [made, *map(_digest, files)]:
+                for name, content in draw(chart).items():
+                    _replace(self._figures / name, content)
+            now[chart.name] = [made, *map(_digest, files)]
+            yield chart.name, files[0].read_text(encoding="utf-8")
+        _replace(listed, json.dumps({"written by": "curvlens reproduce", "drawn": now}, indent=1).encode())
 
-def _drawn(shown: Sequence[Shown]) -> Iterable[tuple[str, bytes]]:
-    for each in shown:
-        for chart in each.report.charts:
-            yield from draw(chart).items()
+
+def _digest(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+
+def _listed(file: Path) -> dict[str, list[str]]:
+    """What is known of the figures that are there; nothing, if that cannot be read."""
+    try:
+        found: dict[str, list[str]] = json.loads(file.read_text(encoding="utf-8"))["drawn"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _summary(shown: Sequence[Shown], effort: Effort) -> dict[str, object]:

@@ -67,11 +67,12 @@ def _stopped(text: str) -> None:
 
 def _show(chosen: Sequence[Experiment], wanted: Wanted, store: Store, pages: Pages, console: Console) -> None:
     """Judge and draw all that is complete, and tell of what was chosen."""
-    shown = [each for each in (_shown(each, wanted.effort, store) for each in EXPERIMENTS) if each is not None]
-    if not shown:
-        raise CurvlensError(_nothing(wanted))
-    records = {key: record for each in EXPERIMENTS for key, record in store.records(each.stored_as).items()}
-    written = pages.write(shown, records)
+    with Console(stderr=True).status("judging and drawing"):
+        shown = [each for each in (_shown(each, wanted.effort, store) for each in EXPERIMENTS) if each is not None]
+        if not shown:
+            raise CurvlensError(_nothing(wanted))
+        records = {key: record for each in EXPERIMENTS for key, record in store.records(each.stored_as).items()}
+        written = pages.write(shown, records)
     _tell([each for each in shown if each.experiment in chosen], console)
     *others, page = written
     for file in others:

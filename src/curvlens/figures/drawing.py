@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from curvlens.errors import CurvlensError
@@ -17,6 +20,7 @@ MARKERS = "os^Dv<>"
 GREY = "#777777"
 MARK = "curvlens"
 """Who made it, in every file."""
+_SOURCE = Path(__file__)
 _STYLE: Any = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -32,6 +36,15 @@ _STYLE: Any = {
     "svg.hashsalt": "curvlens",
     "svg.fonttype": "none",
 }
+
+
+def fingerprint(chart: Chart) -> str:
+    """Of all that the files of a chart depend on: as long as it is the same, they need not be drawn again."""
+    try:
+        library = version("matplotlib")
+    except PackageNotFoundError:
+        library = "none"  # which `draw` tells of
+    return sha256("\0".join((repr(chart), _SOURCE.read_text(encoding="utf-8"), library)).encode()).hexdigest()
 
 
 def draw(chart: Chart) -> dict[str, bytes]:
