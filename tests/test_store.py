@@ -107,7 +107,7 @@ def test_only_figures_that_changed_are_drawn_again(tmp_path: Path, monkeypatch: 
         return {f"{chart.name}.svg": f"<svg>curvlens {chart.title}</svg>".encode(), f"{chart.name}.png": b"curvlens"}
 
     monkeypatch.setattr("curvlens.cli.pages.draw", followed)
-    arguments = ["reproduce", "fig7", "fig8", "--quick", "--seeds", "2", "--results", str(tmp_path), "--jobs", "1"]
+    arguments = ["reproduce", "fig8", "table1", "--quick", "--seeds", "2", "--results", str(tmp_path), "--jobs", "1"]
     figures = tmp_path / "quick-2-seeds" / "figures"
 
     def again() -> list[str]:
@@ -116,14 +116,14 @@ def test_only_figures_that_changed_are_drawn_again(tmp_path: Path, monkeypatch: 
         return sorted(drawn)
 
     everything = again()
-    assert {"fig7", "fig8"} <= set(everything)
+    assert {"fig8", "table1"} <= set(everything)
     files = {file.name: file.read_bytes() for file in figures.iterdir()}
     page = (figures.parent / "index.html").read_bytes()
     assert again() == []
     (figures / "fig8.png").write_bytes(b"curvlens, changed")
     assert again() == ["fig8"]
-    (figures / "fig7.svg").unlink()
-    assert again() == ["fig7"]
+    (figures / "table1.svg").unlink()
+    assert again() == ["table1"]
     (figures / "drawn.json").write_text('{"written by": "curvlens"')
     assert again() == everything
     assert {file.name: file.read_bytes() for file in figures.iterdir()} == files

@@ -34,6 +34,11 @@ class Pages:
 
     def check(self) -> None:
         """Files of others in the place of ours are told before anything long is computed."""
+        nearest = next(folder for folder in (self._folder, *self._folder.parents) if folder.exists())
+        if not nearest.is_dir():
+            raise CurvlensError(f"{str(nearest)!r} is a file; --results is a folder.")
+        if not os.access(nearest, os.W_OK):
+            raise CurvlensError(f"{str(nearest)!r} cannot be written to. Copy it, or give another folder by --results.")
         for file in (self._store.folder / TABLE, self._figures / DRAWN, *(self._folder / name for name in PAGES)):
             _require_ours(file)
 

@@ -67,7 +67,10 @@ def _stopped(text: str) -> None:
 
 def _show(chosen: Sequence[Experiment], wanted: Wanted, store: Store, pages: Pages, console: Console) -> None:
     """Judge and draw all that is complete, and tell of what was chosen."""
-    with Console(stderr=True).status("judging and drawing"):
+    told = Console(stderr=True)
+    if not told.is_terminal:
+        told.print("judging and drawing", highlight=False)
+    with told.status("judging and drawing"):
         shown = [each for each in (_shown(each, wanted.effort, store) for each in EXPERIMENTS) if each is not None]
         if not shown:
             raise CurvlensError(_nothing(wanted))

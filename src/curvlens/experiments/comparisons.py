@@ -38,7 +38,7 @@ class Ratio:
     def __str__(self) -> str:
         if math.isnan(self.value):
             return "no number"
-        text = f"{self.value:.2g} ({self.low:.2g} to {self.high:.2g})"
+        text = f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
         return text if self.above() is not None else f"{text}, which {seeds(self.count)} cannot tell from 1"
 
 

@@ -142,7 +142,7 @@ def _reference_cells(each: Comparison) -> tuple[str, ...]:
         with_error(measured.value, measured.error) + window,
         with_error(reference.value, reference.error),
         reference.source,
-        f"{each.apart:.2g}" if comparable else "",
+        f"{each.apart:.2f}" if comparable else "",
     )
 
 
@@ -232,14 +232,16 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
 
 
 _WORDS = (
-    "*Holds* is what is so wherever it was measured, *holds when* comes with where it holds, *undecided* is what the "
-    "seeds cannot tell, *open* what no experiment bears on yet. H is the Hessian of the loss, H_o its outer "
-    "(Gauss–Newton) part and H_f = H − H_o its functional part; H(Q) or H(Q,Q) is the block of W_Q, H(V,Q) that of two "
-    "weights; norms are Frobenius norms unless they are called spectral. T-outer and T-functional part are the same "
-    "split made at the scores T. σ is the standard deviation of the embeddings. Attention is even where all weights "
-    "are equal; a matrix is hollow where its diagonal blocks are zero. A local slope is that between neighbouring "
-    "points of a curve in log-log axes; “in a seed” means in pairs of the same draws. Curves over σ are geometric "
-    "means over the seeds."
+    "*Holds* is what is so wherever it was measured; *holds when* is what is so for a part of what is claimed, some of "
+    "the blocks or at least a decade of the range, and says which; *does not hold* is what is so for none; *undecided* "
+    "is what the seeds cannot tell, *open* what no experiment bears on yet. H is the Hessian of the loss, H_o its "
+    "outer (Gauss–Newton) part and H_f = H − H_o its functional part; H(Q) or H(Q,Q) is the block of W_Q, H(V,Q) that "
+    "of two weights; norms are Frobenius norms unless they are called spectral. T-outer and T-functional part are the "
+    "same split made at the scores T. σ is the standard deviation of the embeddings. Attention is even where all "
+    "weights are equal; a matrix is hollow where its diagonal blocks are zero. A local slope is that between "
+    "neighbouring points of a curve in log-log axes; “in a seed” means in pairs of the same draws. Curves over σ are "
+    "geometric means over the seeds. Bands are 95 % intervals of the mean over the seeds, or the range of fewer than "
+    "five seeds, unless a caption says otherwise."
 )
 _CLASSES = {"agrees": "holds", "differs": "does-not-hold"}
 _LAW_HEAD = (

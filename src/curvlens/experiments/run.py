@@ -56,7 +56,9 @@ def run(
         from joblib import Parallel, delayed, parallel_config
         from joblib.externals.loky.process_executor import TerminatedWorkerError
     except ImportError as error:
-        raise CurvlensError("Experiments need joblib: pip install 'curvlens[papers]'.") from error
+        raise CurvlensError(
+            "Experiments need joblib: install curvlens with its extra 'papers', in a clone by pip install '.[papers]'."
+        ) from error
     with store.writing() as writer:
         todo = missing(experiments, effort, store)
         failures: list[str] = []

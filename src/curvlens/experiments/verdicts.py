@@ -62,8 +62,10 @@ def judged_parts(claim: str, measured: str, parts: Mapping[str, bool | None]) ->
 
     >>> judged_parts("a", "", {"the query": True, "the value": False}).regime
     'the query'
+    >>> judged_parts("a", "", {"the query": None, "the value": False}).verdict
+    'does not hold'
     """
     true = [name for name, holds in parts.items() if holds]
     if parts and len(true) == len(parts):
         return judged(claim, measured, holds=True)
-    return judged(claim, measured, holds=None if None in parts.values() or not parts else False, when="; ".join(true))
+    return judged(claim, measured, holds=all_of(parts.values()), when="; ".join(true))

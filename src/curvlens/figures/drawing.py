@@ -54,7 +54,9 @@ def draw(chart: Chart) -> dict[str, bytes]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise CurvlensError("Figures need matplotlib: pip install 'curvlens[papers]'.") from error
+        raise CurvlensError(
+            "Figures need matplotlib: install curvlens with its extra 'papers', in a clone by pip install '.[papers]'."
+        ) from error
     with matplotlib.rc_context(_STYLE):
         count = len(chart.panels)
         across = min(chart.columns, count)
@@ -69,6 +71,10 @@ def draw(chart: Chart) -> dict[str, bytes]:
             else:
                 _panel(axes, panel)
         figure.suptitle(textwrap.fill(chart.title, int(11 * width)), fontsize=10.5)
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            if axes.get_legend() is not None and _hides(axes):
+                _legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
         svg, png = BytesIO(), BytesIO()
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": MARK})
         figure.savefig(png, format="png", dpi=130, metadata={"Software": MARK})
@@ -102,7 +108,24 @@ def _panel(axes: Any, panel: Panel) -> None:
         axes.set_xticks([], minor=True)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.legend and any(curve.label for curve in panel.curves):
-        axes.legend(frameon=True, facecolor="white", edgecolor="none", framealpha=0.75, handlelength=1.8)
+        _legend(axes)
+
+
+def _legend(axes: Any, **place: Any) -> None:
+    axes.legend(frameon=True, facecolor="white", edgecolor="none", framealpha=0.75, handlelength=1.8, **place)
+
+
+def _hides(axes: Any) -> bool:
+    """Whether the legend lies over a curve, a band or a bar: matplotlib's best place may do so, and knows no bands."""
+    box = axes.get_legend().get_window_extent()
+    lines = [line.get_transform().transform_path(line.get_path()) for line in axes.lines if line.get_color() != GREY]
+    areas = [band.get_transform().transform_path(path) for band in axes.collections for path in band.get_paths()]
+    areas += [bar.get_transform().transform_path(bar.get_path()) for bar in axes.patches]
+    return any(
+        path.cleaned(remove_nans=True).intersects_bbox(box, filled)
+        for paths, filled in ((lines, False), (areas, True))
+        for path in paths
+    )
 
 
 def _plain_numbers(axes: Any, panel: Panel) -> None:
@@ -158,17 +181,11 @@ def _shown(value: float, scale: str) -> float:
 def _slope(axes: Any, slope: Slope) -> None:
     x0, y0 = slope.at
     ys = [y0 * (x / x0) ** slope.power for x in slope.x]
-    axes.plot(slope.x, ys, color=GREY, linestyle="--", linewidth=0.9, zorder=1)
-    if slope.label:  # at the left end, below a line that rises, before one that falls: others meet at the right
-        falls = slope.power < 0
+    falls = slope.power < 0  # from where the axis has its numbers: in the legend there is room for its name
+    axes.plot(slope.x, ys, color=GREY, linestyle="--", linewidth=0.9, zorder=1, label=slope.label if falls else None)
+    if slope.label and not falls:  # at the left end, below the line: others meet at the right
         axes.annotate(
-            slope.label,
-            (slope.x[0], ys[0]),
-            color=GREY,
-            fontsize=7.5,
-            xytext=(-4, -2) if falls else (4, -6),
-            textcoords="offset points",
-            ha="right" if falls else "left",
+            slope.label, (slope.x[0], ys[0]), color=GREY, fontsize=7.5, xytext=(4, -6), textcoords="offset points"
         )
 
 

@@ -76,7 +76,7 @@ class AttentionHessian:
 
     def __repr__(self) -> str:
         of = self.layer
-        what = "cross-attention" if of.crossed else "self-attention"
+        what = ("masked " if of.allowed is not None else "") + ("cross-attention" if of.crossed else "self-attention")
         return (
             f"AttentionHessian({of.kind} {what}, {of.heads} head{'s' if of.heads > 1 else ''}, {of.samples} sample"
             f"{'s' if of.samples > 1 else ''} of {of.queries.shape[1]} tokens; blocks "

@@ -91,7 +91,8 @@ def report(records: Sequence[Record]) -> Report:
         "Norms of the diagonal blocks of value (upper rows) and query (lower rows) in every layer of Transformers "
         f"without norms, d = {config['width']}, over {config['sequences']} sequences; layer 1 is next to the "
         "embeddings. Dashed grey: the powers of a single layer (3 for the value's functional part below the top, "
-        "which a single layer does not have), drawn a little below.",
+        "which a single layer does not have), drawn a little below. Beyond σ = 1 attention saturates in some seeds and "
+        "not in others: their norms are decades apart, and so are the ends of the bands.",
         [_panel(records, depth, *row) for row in rows for depth in depths(records)],
         columns=len(depths(records)),
     )

@@ -20,6 +20,7 @@ from curvlens.experiments.verdicts import Finding, all_of, judged, judged_parts
 
 PREDICTED = {("V", "outer"): 2, ("Q", "outer"): 6, ("Q", "functional"): 5}
 """Powers of a single layer; the value's functional part is zero there."""
+HOLLOW = ("V", "functional")
 MOST = 0.95
 """The share of cases that is called all of them."""
 CLOSELY = 0.5
@@ -58,7 +59,7 @@ def _same(records: Sequence[Record]) -> Finding:
     return judged(
         "deep-same",
         "Over all depths and layers the slopes of H_o(V), H_o(Q) and H_f(Q) differ from 2, 6 and 5 by up to "
-        + ", ".join(f"{apart:.3f} for σ from {low:g} to {high:g}" for (low, high), apart in worst.items())
+        + ", ".join(f"{apart:.3f} for σ from {low:.3g} to {high:.3g}" for (low, high), apart in worst.items())
         + f"; all local slopes are within {LOCAL:g} for {told(where)}, by depth: "
         + ", ".join(f"{told(found)} ({depth})" for depth, found in own.items())
         + ".",
@@ -68,21 +69,23 @@ def _same(records: Sequence[Record]) -> Finding:
 
 
 def _lower(records: Sequence[Record]) -> Finding:
-    """Whether each layer's block is smaller than the next one's, at all σ < 1."""
-    counts = {"outer": [0, 0], "functional": [0, 0]}
-    for depth, layer in layers(records):
-        for letter, part in PREDICTED if layer < depth else ():
+    """Whether each layer's block is smaller than the next one's, at all σ < 1: a block at a time."""
+    shares = {}
+    for letter, part in (*PREDICTED, HOLLOW):
+        smaller = total = 0
+        for depth, layer in layers(records):
+            if layer + 1 > depth - ((letter, part) == HOLLOW):  # on top it is zero
+                continue
             one, next_ = (of_layer(records, depth, letter, n, part).within(0, 1).values for n in (layer, layer + 1))
             known = one.isfinite() & next_.isfinite()
-            counts[part][0] += int((one < next_)[known].sum())
-            counts[part][1] += int(known.sum())
-    shares = {part: smaller / max(1, total) for part, (smaller, total) in counts.items()}
+            smaller, total = smaller + int((one < next_)[known].sum()), total + int(known.sum())
+        shares[_name(letter, part)] = (smaller, total)
     return judged_parts(
         "deep-lower",
-        "Of all pairs of neighbouring layers at σ ≤ 1 the earlier one has the smaller block in "
-        f"{shares['outer']:.0%} (outer) and {shares['functional']:.0%} (functional) of the cases; {MOST:.0%} are "
-        "asked for.",
-        {f"the {part} part": share >= MOST for part, share in shares.items()},
+        "Of all pairs of neighbouring layers at σ ≤ 1 (of H_f(V), below the top) the earlier one has the smaller block "
+        f"in {', '.join(f'{n / max(1, of):.0%} ({name}: {n} of {of})' for name, (n, of) in shares.items())}; "
+        f"{MOST:.0%} are asked for.",
+        {name: n >= MOST * of for name, (n, of) in shares.items() if of},
     )
 
 
@@ -111,7 +114,8 @@ def _beyond(records: Sequence[Record]) -> Finding:
     return judged_parts(
         "deep-beyond",
         f"Slopes of layer {EARLY} for σ from {LARGE[0]:g} to {LARGE[1]:g} at depths "
-        f"{', '.join(map(str, depths(records)))}: {'. '.join(texts)}. They have to rise with every layer more.",
+        f"{', '.join(map(str, depths(records)))}: {'. '.join(texts)}. Two readings are judged: powers "
+        "that rise with every layer more, and powers above those of a single layer.",
         parts,
     )
 
@@ -125,15 +129,19 @@ def _top(records: Sequence[Record]) -> Finding:
     """The top layer of networks of several layers beyond σ = 1."""
     texts, parts = [], {}
     for letter, part, power in (("Q", "total", PREDICTED["Q", "functional"]), ("V", "outer", PREDICTED["V", "outer"])):
+        name, slopes = _name(letter, part), []
         for depth in depths(records):
+            slope = of_layer(records, depth, letter, depth, part).slope("", LARGE)
+            slopes.append(f"{slope.value:.2f} ± {slope.error:.2f}")
             if depth > 1:
-                slope = of_layer(records, depth, letter, depth, part).law(LARGE).slope
-                parts[f"{_name(letter, part)} at depth {depth}"] = abs(slope - power) <= CLOSELY
-                texts.append(f"{_name(letter, part)} at depth {depth} {slope:.2f} ({power})")
+                parts[f"{name} at depth {depth}"] = between(slope, power - CLOSELY, power + CLOSELY)
+        texts.append(f"{name}, predicted {power}: {', '.join(slopes)}")
+    window = of_layer(records, depths(records)[0], "Q", 1, "total").finite().within(*LARGE).x
     return judged_parts(
         "deep-top",
-        f"Slopes of the top layer for σ from {LARGE[0]:g} to {LARGE[1]:g} (of a single layer): {', '.join(texts)}. "
-        f"Closely is within {CLOSELY:g}.",
+        f"Slopes of the top layer for σ from {window[0]:.3g} to {window[-1]:.3g} at depths "
+        f"{', '.join(map(str, depths(records)))}: {'; '.join(texts)}. Closely is within {CLOSELY:g}; depth 1 "
+        "is beside them, not judged.",
         parts,
     )
 

@@ -70,6 +70,7 @@ def report(records: Sequence[Record]) -> Report:
         share, entropy = sweep(of, "seen", "share"), sweep(of, "seen", "entropy")
         curves.append(share.curve(rf"tokens of size {size:g}", shares=True, colour=colour))
         most = mean("", share.values[:, -1].tolist())
+        rise = mean("", (share.values[:, -1] - share.values[:, 1]).tolist())
         holds = between(most, HALF, math.inf)
         parts[f"tokens of size {size:g}"] = holds
         texts.append(
@@ -80,7 +81,8 @@ def report(records: Sequence[Record]) -> Report:
                     share.x, share.values.mean(0).tolist(), entropy.values.mean(0).tolist(), strict=True
                 )
             )
-            + f", the last ± {most.error:.0%}"
+            + f", the last ± {most.error:.0%}; from {share.x[1]:g} tokens to {share.x[-1]:g} it moves by "
+            f"{100 * rise.value:+.0f} ± {100 * rise.error:.0f} points"
             + (f", which {seeds(len(share.values))} cannot tell from {HALF:.0%}" if holds is None else "")
         )
     chart = Chart(
@@ -99,7 +101,8 @@ def _dispersed(parts: Mapping[str, bool | None], texts: Sequence[str]) -> Findin
         "dispersed",
         "Share of the outer query-key blocks in ‖H_o‖² + ‖H_f‖² with attention over 1 to all tokens; "
         + "; ".join(texts)
-        + f". To dominate is to have more than {HALF:.0%} with attention over all.",
+        + f". To dominate is to have more than {HALF:.0%} with attention over all; entropies are parts of log "
+        f"{LENGTH}, that of attention which is even.",
         parts,
     )
 

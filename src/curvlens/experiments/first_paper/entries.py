@@ -104,7 +104,8 @@ def report_1(records: Sequence[Record]) -> Report:
     chart = Chart(
         "fig1",
         "Entries of the Hessian of one Transformer block at initialisation",
-        f"Left: the blocks of the attention weights, d = {WIDTH}, embeddings of standard deviation {SIGMA}. Right: "
+        f"Left: the blocks of the attention weights, d = {WIDTH}, embeddings of standard deviation {SIGMA}; a cell is "
+        f"the root mean square of the entries in one of {CELLS} × {CELLS} equal parts of a block. Right: "
         f"histograms of the entries of the diagonal blocks; the medians are 10^{medians['Q'].value:.2f} (query) and "
         f"10^{medians['V'].value:.2f} (value).",
         panels,

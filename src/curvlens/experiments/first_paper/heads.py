@@ -121,7 +121,7 @@ def report(records: Sequence[Record]) -> Report:
         "heads",
         "The functional part with more heads: how full, and how large",
         "One layer of heads that share the width. The functional part by automatic differentiation; the closed form "
-        f"agrees with it to {closed:.0e}.",
+        f"agrees with it to {closed:.0e}. Both are drawn on one axis: a share of entries, and a ratio of norms.",
         panels,
     )
     return Report((chart,), (_heads(records, sparse, small, texts), _low_rank(records), _value(records)))

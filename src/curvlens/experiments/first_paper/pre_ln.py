@@ -62,7 +62,8 @@ def _closer(q: Sweep, v: Sweep, fits: tuple[Number, Number, Number]) -> Finding:
     straight = following([(q, of_q.value), (v, of_v.value)])
     apart = [abs(a - b) for a, b in zip(q.slopes(), v.slopes(), strict=True)]
     averages = (
-        f"as averages over σ from {q.x[0]:g} to {q.x[-1]:g}: local slopes go from {extent(q)} (Q) and {extent(v)} (V)"
+        f"as averages over σ from {q.x[0]:g} to {q.x[-1]:g}, since these curves are no power laws: local slopes go "
+        f"from {extent(q)} (Q) and {extent(v)} (V)"
     )
     lines = straight is not None and straight.whole
     return judged(

@@ -70,14 +70,20 @@ def report(records: Sequence[Record]) -> Report:
             panel.append(found.curve(label, colour=part))
         along.append(
             Panel(
-                panel, (), f"{name}, {deepest} layers", "layer", "norm of its block", y_scale="log", ticks=_ticks(every)
+                panel,
+                (),
+                f"{name}, {deepest} layers",
+                "layer",
+                r"$\|\cdot\|_F$ of its block",
+                y_scale="log",
+                ticks=_ticks(every),
             )
         )
     chart = Chart(
         "depth",
         "Curvature along depth at initialisation",
         "GPTs that are to add numbers of two digits. First panel: the norm of the whole Hessian over the number of "
-        "layers. Others: the norm of each layer's diagonal block, for H, GGN and functional part.",
+        "layers. Others: the Frobenius norm of each layer's diagonal block, for H, GGN and functional part.",
         [Panel(growing, (), "whole Hessian", "layers", r"$\|H\|_F$", y_scale="log", ticks=_ticks(depths)), *along],
     )
     return Report((chart,), (_growth(lines),), notes=marked(records, "layers", "depths"))
@@ -90,6 +96,9 @@ def _growth(lines: Mapping[str, Sweep]) -> Finding:
     growth = {norm: ratio(line.values[:, -1], line.values[:, 0]) for norm, line in lines.items()}
     less = {norm: ratio(factors["pre"], factors[norm]) for norm in ("post", "none")}
     last = {norm: line.values[:, -1] for norm, line in lines.items()}
+    beside = {
+        norm: [ratio(a, b) for a, b in zip(lines["pre"].values.T, lines[norm].values.T, strict=True)] for norm in less
+    }
     sizes = "; ".join(
         f"{NORMS[norm]} {float(line.middle()[-1]):.3g} ({float(last[norm].min()):.3g} to {float(last[norm].max()):.3g} "
         "over the seeds)"
@@ -99,17 +108,23 @@ def _growth(lines: Mapping[str, Sweep]) -> Finding:
         f"‖H‖ at initialisation, {depths[-1]:g} layers over {depths[0]:g}, geometric means over the seeds with their "
         f"95 % intervals: {'; '.join(f'{NORMS[norm]} {found}' for norm, found in growth.items())}. The factor with "
         f"Pre-LN over that with {'; with '.join(f'{NORMS[norm]} {found}' for norm, found in less.items())}. ‖H‖ "
-        f"itself at {depths[-1]:g} layers: {sizes}."
+        f"itself at {depths[-1]:g} layers: {sizes}. Pre-LN over another norm at "
+        f"{', '.join(f'{depth:g}' for depth in depths)} layers: "
+        f"{'; '.join(f'{NORMS[norm]} ' + ', '.join(map(str, found)) for norm, found in beside.items())}."
     )
     grows = {f"growth with {NORMS[norm]}": growth[norm].above() for norm in less}
-    slower = {f"slower growth with Pre-LN than with {NORMS[norm]}": found.below() for norm, found in less.items()}
     if True not in grows.values():  # then there is nothing that a remedy could be for
         return judged_parts("depth-growth", text, grows)
+    if growth["pre"].above():  # a remedy may leave some growth, or none
+        grows["growth with Pre-LN"] = True
+    slower = {f"slower growth with Pre-LN than with {NORMS[norm]}": found.below() for norm, found in less.items()}
     finding = judged_parts("depth-growth", f"{text} A remedy makes it grow more slowly.", grows | slower)
     if True in slower.values():
         return finding
     told = "cannot be told from these seeds" if None in slower.values() else "is not so"
-    return replace(finding, regime=f"{finding.regime}; that Pre-LN is the remedy {told}")
+    above = {each.above() for found in beside.values() for each in found}
+    larger = " (at equal depth its norm is the larger one, where they can tell)" if above <= {True, None} else ""
+    return replace(finding, regime=f"{finding.regime}; that Pre-LN is the remedy {told}{larger}")
 
 
 def _ticks(numbers: Sequence[int]) -> tuple[list[float], list[str]]:

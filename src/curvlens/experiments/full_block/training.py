@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import ARTICLE
 from curvlens.experiments.sweeps import Sweep, mean, sweep, where
-from curvlens.experiments.verdicts import Finding, judged, judged_parts
-from curvlens.figures.charts import Chart, Heat, Panel
+from curvlens.experiments.verdicts import Finding, judged_parts
+from curvlens.figures.charts import Chart, Curve, Heat, Panel
 
 ROLES = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down", "norm1", "norm2")
 GROUPS = ("layer 1", "layer 2", "tokens", "positions", "norm", "unembed")
+SETTLED = 1.25
+"""The factor within which a norm that has settled stays over the last span."""
 MANY = 0.1
 """The share of all blocks that counts as many."""
 
@@ -72,30 +75,34 @@ def report(records: Sequence[Record]) -> Report:
     norm, top = sweep(records, "steps", "norm"), sweep(records, "steps", "top")
     last = where(records, steps=x[-1])
     heat = torch.tensor([record.result["groups"] for record in last], dtype=torch.float64).log10().mean(0)
+    axes: dict[str, Any] = {"x_label": "training steps (not to scale)", "y_scale": "log", "ticks": _stages(x)}
+
+    def staged(line: Sweep, label: str, colour: int = 0) -> Curve:
+        """A curve whose stages are equally far apart: much happens in the first of them."""
+        return replace(line.curve(label, colour=colour), x=axes["ticks"][0])
+
     panels: list[Panel | Heat] = [
         Panel(
-            [lines[role].curve(role, colour=i) for i, role in enumerate(weights)],
-            (),
-            "diagonal blocks by role",
-            "training steps",
-            r"$\|H\|_F$",
-            y_scale="log",
+            [replace(staged(lines[role], role, i), low=None, high=None) for i, role in enumerate(weights)],
+            title="diagonal blocks by role",
+            y_label=r"$\|H\|_F$",
+            **axes,
         ),
-        Panel([spread.curve("")], (), "largest over smallest role", "training steps", "ratio", y_scale="log"),
+        Panel([staged(spread, "")], title="largest over smallest role", y_label="ratio", **axes),
         Panel(
-            [norm.curve(r"$\|H\|_F$"), top.curve(r"$\lambda_{\max}$", colour=1)],
-            (),
-            "whole Hessian",
-            "training steps",
-            "",
-            y_scale="log",
+            [staged(norm, r"$\|H\|_F$"), staged(top, r"$\lambda_{\max}$", 1)],
+            title="whole Hessian",
+            y_label="norm, eigenvalue",
+            **axes,
         ),
         Heat(heat.tolist(), "after training", r"$\log_{10}\|H\|_F$ of the block", GROUPS),
     ]
     chart = Chart(
         "training",
         "The Hessian while a GPT learns to add",
-        "A GPT of two layers with Pre-LN. Heat map: the blocks between layers, embeddings, the last norm and the "
+        "A GPT of two layers with Pre-LN. First: the diagonal blocks of each role in both layers together (without "
+        "bands, which would hide each other), and the largest of them over the smallest. Below: norm and largest "
+        "eigenvalue of the whole, and Frobenius norms of the blocks between layers, embeddings, the last norm and the "
         "unembedding after training.",
         panels,
     )
@@ -108,6 +115,10 @@ def report(records: Sequence[Record]) -> Report:
     return Report(
         (chart,), (_dominance(last), _zero(records), _phases(norm)), notes=(note, *marked(records, "steps", "steps"))
     )
+
+
+def _stages(steps: Sequence[float]) -> tuple[list[float], list[str]]:
+    return [float(place) for place in range(len(steps))], [f"{step:g}" for step in steps]
 
 
 def _dominance(records: Sequence[Record]) -> Finding:
@@ -143,7 +154,7 @@ def _zero(records: Sequence[Record]) -> Finding:
 
 
 def _phases(norm: Sweep) -> Finding:
-    """Changes of log ‖H‖ in the first and the last spans of the grid, whose spans are longer later.
+    """Changes of log ‖H‖ in the first and the last spans of the grid, whose spans are longer later; and the last one.
 
     A random walk changes with the square root of the steps, so it is the change over that root that has to fall. If
     even the net change falls, though later spans are longer, no process that is alike at all times looks like it.
@@ -157,18 +168,21 @@ def _phases(norm: Sweep) -> Finding:
 
     rooted, net = falls(moved / steps.diff().sqrt()), falls(moved)
     end, begin = norm.x[half], norm.x[-half - 1]
+    late = ratio(norm.values[:, -1], norm.values[:, -2])
     text = (
         f"Root mean square of the changes of log ‖H‖ between stored steps, up to step {end:g} over from step {begin:g} "
         f"to {norm.x[-1]:g}, geometric means over the seeds with their 95 % intervals: for changes over the root of "
-        f"their steps, where a random walk has 1: {rooted}; for net changes, over spans that are longer later: {net}."
+        f"their steps, where a random walk has 1: {rooted}; for net changes, over spans that are longer later: {net}. "
+        f"‖H‖ after {norm.x[-1]:g} steps over that after {norm.x[-2]:g}: {late}; settled is within a factor of "
+        f"{SETTLED:g}."
     )
-    faster = rooted.above()
-    when = (
-        ""
-        if not faster or net.above()
-        else "per root of the steps, as beside a random walk; net changes are not seen to fall"
-    )
-    return judged("training-phases", text, holds=faster if not faster else net.above() is True, when=when)
+    settled = True if late.above(1 / SETTLED) and late.below(SETTLED) else None
+    if late.above(SETTLED) or late.below(1 / SETTLED):
+        settled = False
+    faster = "faster at first: per root of the steps, as beside a random walk"
+    if rooted.above() and net.above() is not True:
+        faster += ", while net changes are not seen to fall"
+    return judged_parts("training-phases", text, {faster: rooted.above(), "settled at the end": settled})
 
 
 TRAINING = Experiment(

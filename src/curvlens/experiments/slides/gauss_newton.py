@@ -122,7 +122,8 @@ def _worse(records: Sequence[Record], medians: str) -> Finding:
     return judged_parts(
         "ggn-top",
         f"At residuals of {', '.join(f'{residual:g}' for residual in RESIDUALS)} times the outputs, median relative "
-        f"difference of λ_max: {medians}. Seeds for which it is larger: {'; '.join(counts)}; sign test at {LEVEL:.0%}.",
+        f"difference of λ_max: {medians}. Seeds for which it is larger: {'; '.join(counts)}; sign test at {LEVEL:.0%}. "
+        "Linear attention is shown beside them, and not judged.",
         parts,
     )
 

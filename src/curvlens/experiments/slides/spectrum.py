@@ -1,4 +1,4 @@
-"""The whole spectrum of scalar attention in closed form: a bulk of pairs and three outliers."""
+"""The whole spectrum of scalar attention in closed form: a bulk of pairs and three others."""
 
 from __future__ import annotations
 
@@ -96,16 +96,15 @@ def _key_sizes(records: Sequence[Record]) -> list[int]:
 
 def _bulk(records: Sequence[Record]) -> Finding:
     """The closed form against differentiation; and whether its three others ever lie far outside the bulk."""
-    parts: dict[str, bool | None] = {}
-    texts, everywhere = [], True
+    exact: dict[int, bool] = {}
+    texts, at_times, everywhere = [], True, True
     for d_k in _key_sizes(records):
         results = [record.result for record in where(records, d_k=d_k)]
         apart = max(result["apart"] for result in results)
         pairs = {result["multiplicity"] for result in results}
         outside = sum(max(map(abs, result["outliers"])) > OUTSIDE * result["bulk"] for result in results)
-        parts[f"d_K = {d_k}: the pairs, and three others of which the largest is outside at times"] = (
-            apart < EXACT and pairs == {d_k - 1} and outside > 0
-        )
+        exact[d_k] = apart < EXACT and pairs == {d_k - 1}
+        at_times = at_times and outside > 0
         all_out = sum(min(map(abs, result["outliers"])) > result["bulk"] for result in results)
         everywhere = everywhere and all_out == len(results)
         told = " or ".join(map(str, sorted(pairs)))
@@ -113,13 +112,20 @@ def _bulk(records: Sequence[Record]) -> Finding:
             f"d_K = {d_k}: {told} pairs, {apart:.0e} apart, outside in {outside / len(results):.0%}, all three in "
             f"{all_out / len(results):.0%}"
         )
+    same = (
+        {"the pairs": True} if all(exact.values()) else {f"d_K = {d}: the pairs": holds for d, holds in exact.items()}
+    )
     return judged_parts(
         "scalar-bulk",
         "Pairs ±μ of the closed form, its largest distance from the eigenvalues of the differentiated loss in units of "
         f"the largest (the same if below {EXACT:g}), how often the largest of the three others is outside, more than "
         f"{OUTSIDE:g} times the bulk (it has to be at times), and how often all three are larger than the bulk, as "
         f"outliers would be: {'; '.join(texts)}.",
-        {**parts, "all three are outliers": everywhere},
+        same
+        | {
+            "a largest eigenvalue outside the bulk at times": all(exact.values()) and at_times,
+            "three outliers": all(exact.values()) and everywhere,
+        },
     )
 
 
