@@ -160,11 +160,15 @@ def vectors(seed: int, classes: int = 0, width: int = 8) -> list[Batch]:
 
 
 def causal_labels(batch: Batch) -> Tensor:
-    """The labels as Hugging Face wants them: given, or the tokens without the padding."""
+    """The labels as Hugging Face wants them: given, or the tokens, without padding and what it would predict."""
     if "labels" in batch:
         return batch["labels"]  # type: ignore[no-any-return]
-    tokens: Tensor = batch["input_ids"]
-    return tokens.where(batch.get("attention_mask", torch.ones_like(tokens)) != 0, IGNORED)
+    labels: Tensor = batch["input_ids"].clone()
+    for row, there in enumerate(batch.get("attention_mask", torch.ones_like(labels)).tolist()):
+        for place, real in enumerate(there):
+            if not real or (place and not there[place - 1]):
+                labels[row, place] = IGNORED
+    return labels
 
 
 def inputs_of(batch: Batch) -> dict[str, Tensor]:

@@ -305,3 +305,92 @@ def test_tensors_that_are_not_plain_numbers(change: Any, message: str) -> None:
     X, WQ, WK, WV = layer()
     with pytest.raises(CurvlensError, match=message):
         attention.hessian(change(X), WQ, WK, WV, grad=draw(5, 2), curvature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offset", "spread", "near"), [(D, 100.0, 1e-6, 1e-12), (torch.float32, 100.0, 0.01, 1e-5)]
+)
+def test_products_along_the_tokens_with_a_large_common_offset(
+    dtype: torch.dtype, offset: float, spread: float, near: float
+) -> None:
+    """What keys have in common does not cancel: against the terms of the block, which are about a token of the row."""
+    X = (offset + spread * draw(4, 6)).to(dtype)
+    WQ, WK, WV = ((draw(6, 2, seed=i) / 6**0.5 / (offset if i == 1 else 1)).to(dtype) for i in (1, 2, 3))
+    H = attention.hessian(X, WQ, WK, WV, grad=draw(4, 2, seed=4).to(dtype), curvature=0.5, wrt="QK")
+    assert H._few_keys
+    v = draw(H.total.size, seed=5).to(dtype)
+    found, true = H.matvec(v), H.total.matvec(v)
+    assert float((found - true).norm()) < near * float(true.norm())
+
+
+def test_third_moments_with_a_large_common_offset() -> None:
+    X, u = 100 + 2.0**-14 * (64 * draw(6, 3)).round(), draw(6, 3, seed=1)
+    A = draw(6, 6, seed=2).softmax(-1)
+    by_definition = torch.einsum("ip,ipqr->iqr", u, moments.moments(A, X).M3)
+    moved = torch.einsum("ip,ipqr->iqr", u, moments.moments(A, X - 100).M3)  # exact, as a difference
+    torch.testing.assert_close(by_definition, moved, rtol=1e-12, atol=1e-25)
+    torch.testing.assert_close(by_definition, moments.contracted(A, X, u).third, rtol=1e-11, atol=1e-25)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_norms_of_blocks_whose_squares_leave_float64(size: float) -> None:
+    X, WQ, WK, WV = layer()
+    grad = draw(5, 2, seed=9)
+    one, other = (attention.hessian(X, WQ, WK, WV, grad=s * grad, curvature=0.0) for s in (1.0, size))
+    for block in ("Q", ("Q", "V"), None):
+        assert other.norm(block) == pytest.approx(size * one.norm(block), rel=1e-12)
+    assert attention.hessian(X, WQ, WK, WV, grad=0 * grad, curvature=0.0).norm() == 0.0
+
+
+def test_rank_bounds_of_linear_attention_and_with_padding() -> None:
+    E = torch.eye(3, dtype=D)
+    H = attention.hessian(E, E, E, draw(3, 3), target=draw(3, 3, seed=1), kind="linear")
+    assert H.rank_bound().sharper >= int(torch.linalg.matrix_rank(H.t_outer().dense())) == 9
+    X, real = draw(6, 3), torch.tensor([1, 1, 1, 1, 1, 0]).bool()
+    X[5] *= 1e17
+    weights = [draw(3, 3, seed=i) for i in (1, 2, 3)]
+    S = torch.eye(3, dtype=D) * real[:, None, None]
+    padded = attention.hessian(X, *weights, grad=draw(6, 3, seed=4) * real[:, None], curvature=S, mask=real[None])
+    assert padded.rank_bound().sharper >= int(torch.linalg.matrix_rank(padded.t_outer().dense()))
+
+
+def test_tokens_of_one_feature_as_a_transpose() -> None:
+    X = draw(1, 4).T
+    given = (draw(1, 3, seed=1), draw(1, 3, seed=2), draw(1, 2, seed=3))
+    one, other = (attention.hessian(x, *given, target=draw(4, 2, seed=4)).norm("Q") for x in (X, X.clone()))
+    assert one == pytest.approx(other, rel=1e-13)
+
+
+@pytest.mark.parametrize("wrt", [["QK", "V"], ["Q", "KV"], ["QK"]])
+def test_letters_are_given_one_by_one(wrt: Any) -> None:
+    X, WQ, WK, WV = layer()
+    with pytest.raises(CurvlensError, match="it is made of the letters Q, K, V"):
+        attention.hessian(X, WQ, WK, WV, grad=draw(5, 2), curvature=1.0, wrt=wrt)
+    with pytest.raises(CurvlensError, match="O comes with V"):
+        attention.hessian(X, WQ, WK, (WV, draw(2, 2)), grad=draw(5, 2), curvature=1.0, wrt="QO")
+
+
+@pytest.mark.parametrize("d", [3, 8])  # many keys, few keys
+def test_padding_of_any_size_in_half_precision(d: int) -> None:
+    """A token that mask and loss ignore may overflow whatever it likes."""
+    X, g = draw(5, d), 1024 * draw(5, 2, seed=4)
+    X[-1], g[-1] = 3e4 * X[-1].sign(), 0
+    weights = [(w * draw(d, 2, seed=i)).half() for i, w in ((1, 0.01), (2, 0.1), (3, d**-0.5))]
+    H = attention.hessian(X.half(), *weights, grad=g.half(), curvature=torch.zeros(5, 2, 2).half(), mask="causal")
+    assert H.functional.dense().isfinite().all()
+    assert H.matvec(torch.ones(H.total.size).half()).isfinite().all()
+
+
+def test_what_users_read_of_a_layer_may_be_differentiated_through() -> None:
+    X, WQ, WK, WV = layer()
+    H = attention.hessian(X, WQ, WK, WV, grad=draw(5, 2), curvature=1.0)
+    assert H.norm() > 0
+    (H.layer.attention * torch.ones(5, 5, dtype=D, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_outputs_that_overflow_are_told() -> None:
+    X = torch.full((3, 2), 300.0).half()
+    X[1] = -200
+    small, large = 1e-3 * torch.eye(2).half(), 300 * torch.eye(2).half()
+    with pytest.raises(CurvlensError, match="Outputs overflow"):
+        attention.hessian(X, small, small, large, target=torch.zeros(3, 2).half())

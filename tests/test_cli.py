@@ -84,7 +84,7 @@ def test_blocks_of_own_code(script: Path) -> None:
         (("blocks", "nothing.py:model"), "There is no file 'nothing.py'"),
         (("blocks", "no.such.module:model"), "No module named 'no'"),
         (("blocks", "{script}:modle"), "Did you mean 'model'"),
-        (("blocks", "{script}:number"), "gave a int, expected a torch.nn.Module"),
+        (("blocks", "{script}:number"), "gave an int, expected a torch.nn.Module"),
         (("blocks", "{script}"), "which of its names is meant?"),
         (("doctor", "{script}"), "which of its names is meant?"),
         (("blocks", "{script}:needy"), "needs arguments (size)"),

@@ -192,3 +192,16 @@ def test_the_fixes_of_refusals() -> None:
     assert "experts_implementation='eager'" in doctor(mixtral(), text(5), CAUSAL())[0].fix
     assert only_names(doctor(mixtral(experts_implementation="eager"), text(5), CAUSAL())) == set()
     assert "refused" not in only_names(doctor(BY_NAME["t5"].model(), text(5), CAUSAL()))
+
+
+def test_a_classifier_that_finds_the_end_by_the_padding_uses_its_mask() -> None:
+    """With a decoder the last token of a text is found by the ids of its padding: no business of the mask."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 10, "num_hidden_layers": 1, "num_labels": 3}
+    config = transformers.LlamaConfig(vocab_size=23, num_attention_heads=2, pad_token_id=0, **sizes)
+    make: Any = transformers.LlamaForSequenceClassification
+    model = make(config).double().eval()
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+    ids = torch.randint(3, 23, (3, 6)) * mask
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 1, 2])}
+    assert not [finding.name for finding in cl.doctor(model, batch, cl.losses.CrossEntropy())]

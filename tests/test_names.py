@@ -68,6 +68,20 @@ def test_gpt_bigcode_is_no_gpt2(multi_query: bool) -> None:
     assert map_blocks(make(config)).family is None
 
 
+def test_mamba_2_is_no_mamba() -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "state_size": 4,
+        "num_heads": 4,
+        "head_dim": 4,
+        "expand": 2,
+        "n_groups": 1,
+    }
+    config = transformers.Mamba2Config(vocab_size=20, num_hidden_layers=1, **sizes)
+    make: Any = transformers.Mamba2ForCausalLM
+    assert map_blocks(make(config)).family is None
+
+
 @pytest.mark.parametrize("kind", ["GptOss", "Qwen3Next"])
 def test_other_layouts_under_the_names_of_llama_are_left_alone(kind: str) -> None:
     options: dict[str, dict[str, Any]] = {

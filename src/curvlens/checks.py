@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,28 @@ from curvlens.pieces import Piece
 
 SumAndCount = Callable[[Piece], tuple[Tensor, float]]
 """The summed loss of a piece and its count."""
+
+
+_RATES = ("p", "drop_prob", "dropout", "attention_dropout", "attn_dropout", "hidden_dropout", "layerdrop")
+"""How modules call the rate at which they drop: torch, timm's DropPath, Hugging Face."""
+
+
+def active_dropouts(model: nn.Module) -> list[str]:
+    """The modules of a model that are in training mode and have a rate above zero."""
+    found = []
+    for name, module in model.named_modules():
+        rates = [getattr(module, rate, None) for rate in _RATES]
+        if module.training and any(isinstance(r, (int, float)) and not isinstance(r, bool) and r > 0 for r in rates):
+            found.append(name)
+    return found
+
+
+def draws(device: torch.device, action: Callable[[], object]) -> bool:
+    """Whether something takes numbers from the random generator of a device."""
+    state = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
+    before = state()
+    action()
+    return not torch.equal(before, state())
 
 
 def active_batch_norms(model: nn.Module) -> list[str]:
@@ -72,13 +95,20 @@ def check_deterministic(model: nn.Module, evaluate: SumAndCount, piece: Piece) -
             "The forward pass writes into its inputs: a second pass over the same batch sees another one. Write "
             "`x = x * 2` instead of `x.mul_(2)`, or give the layer a copy."
         )
+    active = active_dropouts(model)
     if not torch.isclose(first, second, rtol=1e-6):
-        dropouts = {name: getattr(m, "p", 0) for name, m in model.named_modules() if m.training}
-        active = [name for name, p in dropouts.items() if isinstance(p, float) and p > 0]
         where = f" Active dropout: {listing(active)}." if active else ""
         raise CurvlensError(
             f"The loss is random: two passes over the first batch gave {float(first) / (count or 1):.8g} and "
             f"{float(second) / (count or 1):.8g}. Switch dropout off with model.eval().{where}"
+        )
+    with torch.no_grad():
+        # two passes that drop little may agree by chance; that random numbers are drawn is certain
+        random = bool(active) and draws(first.device, lambda: evaluate(piece))
+    if random:
+        raise CurvlensError(
+            f"Dropout or stochastic depth is active ({listing(active)}): every pass draws random numbers, though two "
+            "passes over the first batch gave the same loss. Switch it off with model.eval()."
         )
 
 
@@ -112,10 +142,20 @@ def graph_nodes(tensors: Iterable[Tensor], until: Iterable[Any] = ()) -> Iterato
 
 @contextmanager
 def explained_dtypes(batch: Batch, dtype: torch.dtype) -> Iterator[None]:
-    """torch's complaint about a batch of another precision than the model, with the fix."""
+    """torch's complaints about a batch that does not fit the model, with the fix."""
     try:
         yield
+    except IndexError as error:
+        raise CurvlensError(
+            "An index of the first batch is beyond a table of the model: a token id beyond the vocabulary, or a "
+            f"sequence longer than there are positions. curvlens.doctor says which. torch said: {error}"
+        ) from error
     except RuntimeError as error:
+        if dtype == torch.float64 and "Expected mat_a to be" in str(error):
+            raise CurvlensError(
+                "The kernel that runs this model's experts has no float64. In Hugging Face models: "
+                f"model.set_experts_implementation('eager'). torch said: {error}"
+            ) from error
         other = {x.dtype for x in batches.tensors(batch) if x.is_floating_point()} - {dtype}
         if not other or "dtype" not in str(error):
             raise

@@ -355,6 +355,11 @@ class Problem:
             return
         check_batch_norm(self.model)
         piece = Piece(0, 0, 0, batches.to_device(self.data.first(), self.device))
+        if piece.size == 0:  # `pieces` leaves it out
+            filled = next((batch for batch in self.data.source if batches.batch_size(batch) != 0), None)
+            if filled is None:
+                return
+            piece = Piece(0, 0, 0, batches.to_device(filled, self.device))
         with explained_dtypes(piece.batch, self.dtype):
             if self.micro_batch is not None and piece.size != 0:
                 self.check_split(piece)

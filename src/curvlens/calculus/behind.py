@@ -50,7 +50,10 @@ def behind(of: Outputs, target: Any, grad: Any, curvature: Any, reduction: str) 
             raise CurvlensError("The square loss has its own curvature: give target= alone, or grad= and curvature=.")
         _fits("target", target, shape, of)
         c = 2 * scale / (length * width)
-        return Loss(c * (of.compute() - target.detach().reshape(of.shape)), c, 0.0)
+        gradient = c * (of.compute() - target.detach().reshape(of.shape))
+        if not math.isfinite(float(gradient.sum())) and not gradient.isfinite().all():
+            raise CurvlensError("Outputs overflow: tokens and weights are too large for their dtype.")
+        return Loss(gradient, c, 0.0)
     if curvature is None:
         raise CurvlensError(
             "grad= needs curvature=, the second derivative at every output token: a tensor (…, L, d, d), a number c "

@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from curvlens.calculus.inner import squared_norm
+from curvlens.calculus.inner import norm
 from curvlens.calculus.inputs import in_own_dtype, require_room
 from curvlens.calculus.terms import Term, merged, summed
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
@@ -142,15 +142,11 @@ class Form:
         if key is not None:
             first, second = self.pair(key)
             if (first, second) not in self._norms:
-                square = squared_norm(self.terms(first, second), self._axes(first, second))
-                self._norms[first, second] = math.sqrt(max(square, 0.0))
+                self._norms[first, second] = norm(self.terms(first, second), self._axes(first, second))
             return self._norms[first, second]
         names = self.names
-        total = 0.0
-        for i, first in enumerate(names):
-            for second in names[i:]:
-                total += (1 if first == second else 2) * self.norm((first, second)) ** 2
-        return math.sqrt(total)
+        each = {(first, second): self.norm((first, second)) for i, first in enumerate(names) for second in names[i:]}
+        return math.hypot(*(value * (1 if a == b else math.sqrt(2)) for (a, b), value in each.items()))
 
     @in_own_dtype
     def diagonal(self, name: str | None = None) -> Tensor:

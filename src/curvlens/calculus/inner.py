@@ -7,7 +7,7 @@ tokens than the block has rows it is less work to build the block in panels of r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,12 +17,45 @@ from torch.linalg import vector_norm
 from curvlens.calculus.inputs import largest, row_names
 from curvlens.calculus.terms import Diagonal, Given, Pair, Product, Term, Tokens, merged
 
-CANCELLED = 1e-7
+CANCELLED = 1e-5
 """Where tokens cancel to less than this, their inner products are rounding, and the block is built in panels."""
 ROUNDING = 1e3
 """The same in units of a smaller dtype's rounding: there they are multiplied again in float64."""
 CHUNK = 1 << 22
 """Numbers in one chunk of pairs of tokens: 32 MB in float64."""
+
+
+TINY, LARGE = 1e-280, 1e280
+"""Squares outside may have lost digits, or all of them, to the range of float64."""
+
+
+def norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:
+    """‖Σ terms‖_F without the block; where squares leave float64, of a block that is scaled, in panels."""
+    try:
+        square = squared_norm(terms, shape)
+    except OverflowError:
+        square = math.inf
+    if TINY < square < LARGE or not terms:
+        return math.sqrt(max(square, 0.0))
+    terms = merged(gathered(terms))
+    if square < LARGE and not any(isinstance(term, Given) for term in terms) and not any(map(_size, terms)):
+        return 0.0
+    found = [_frobenius(panel) for panel in _panels(terms, shape)]
+    return math.hypot(*found)
+
+
+def _frobenius(matrix: Tensor) -> float:
+    """Of any size: entries are scaled first."""
+    most = largest(matrix)
+    return most * float(vector_norm(matrix.double() / most)) if 0 < most < math.inf else most
+
+
+def _panels(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> Iterator[Tensor]:
+    """The block, some rows at a time."""
+    step = max(1, CHUNK // max(1, shape[1] * shape[2] * shape[3]))
+    for start in range(0, shape[0], step):
+        part = slice(start, min(start + step, shape[0]))
+        yield sum((term.rows(part).dense() for term in terms[1:]), terms[0].rows(part).dense())
 
 
 def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:
@@ -53,13 +86,7 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
             return square
         if dtype != torch.float64:
             return squared_norm([_double(term) for term in terms], shape)
-    step = max(1, CHUNK * shape[0] // block)
-    total = 0.0
-    for start in range(0, shape[0], step):
-        part = slice(start, min(start + step, shape[0]))
-        panel = sum((term.rows(part).dense() for term in terms[1:]), terms[0].rows(part).dense())
-        total += float(panel.double().square().sum())
-    return total
+    return sum(float(panel.double().square().sum()) for panel in _panels(terms, shape))
 
 
 def _dtype(term: Term) -> torch.dtype:

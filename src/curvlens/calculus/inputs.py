@@ -90,4 +90,5 @@ def largest(tensor: Tensor) -> float:
 def row_names(rows: Tensor) -> list[int]:
     """A number for every row (n, ·), counted from 0 in the order in which they come: equal rows have the same."""
     seen: dict[bytes, int] = {}
-    return [seen.setdefault(row.tobytes(), len(seen)) for row in rows.contiguous().view(torch.uint8).cpu().numpy()]
+    plain = rows.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # also of one column with any stride
+    return [seen.setdefault(row.tobytes(), len(seen)) for row in plain.cpu().numpy()]

@@ -11,6 +11,7 @@ entry struck out. Then every number is a sum of terms of its own size, and as ex
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -33,10 +34,13 @@ class Moments(NamedTuple):
     M3: Float[Tensor, "*batch l d d d"]
 
 
-def _about_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens r where A is largest, and m − r, for x (…, k, d)."""
+def _about_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens r where A is largest, m − r, and x_j − r of all tokens that a row sees, for x (…, k, d)."""
     rest, r = _without_largest(a, x)
-    return r, rest @ x - rest.sum(-1, keepdim=True) * r
+    z = x[..., None, :, :] - r[..., :, None, :]
+    if 2 * largest(x) > torch.finfo(x.dtype).max:  # from a token that the row does not see it may be infinite
+        z = z.where(a[..., None] > 0, 0.0)
+    return r, (rest.unsqueeze(-2) @ z).squeeze(-2), z
 
 
 def _without_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,14 +60,14 @@ def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k 
     weighted = attention[..., None] * y
     second = weighted.transpose(-1, -2) @ y
     third = torch.einsum("...jp,...jq,...jr->...pqr", weighted, y, y)
-    r, from_r = _about_largest(attention, x)
+    r, from_r, _ = _about_largest(attention, x)
     return Moments(r + from_r, second, third)
 
 
 def deviations(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*batch k d"]) -> Float[Tensor, "*batch l k d"]:
     """x_j − m_i for every row i and token j; what is small is a difference of small numbers."""
-    r, from_r = _about_largest(attention, x)
-    return (x[..., None, :, :] - r[..., :, None, :]) - from_r[..., :, None, :]
+    _, from_r, z = _about_largest(attention, x)
+    return z - from_r[..., :, None, :]
 
 
 class Contracted(NamedTuple):
@@ -111,17 +115,23 @@ def _about(rest: Tensor, x: Tensor, r: Tensor, u: Tensor) -> tuple[Tensor, Tenso
     d = x.shape[-1]
     z = (x.unsqueeze(1) - r.unsqueeze(2)).flatten(0, 1)
     rest, u = rest.flatten(0, 1).unsqueeze(-1), u.flatten(0, 1).unsqueeze(-1)
-    if 2 * largest(x) > torch.finfo(x.dtype).max:  # from a token that the row does not see, which may be infinite
-        z = z.where(rest > 0, 0.0)
-    s = torch.bmm(z, u)
-    w = rest * (s - (rest * s).sum(1, keepdim=True))  # ∂ℓ/∂T but for the largest entry, which is −Σ_j w_j
-    both = torch.cat([rest, w], -1)
+    both = _weights(rest, z, u)
     first = torch.bmm(both.mT, z)  # m − r and p
+    if not math.isfinite(float(first.sum())):  # tokens that a row does not see may be of any size
+        z = z.where(rest > 0, 0.0)
+        both = _weights(rest, z, u)
+        first = torch.bmm(both.mT, z)
     raw = torch.bmm((both.unsqueeze(-1) * z.unsqueeze(-2)).flatten(2).mT, z)
     from_r, p = first[:, :1], first[:, 1:]
     raw.baddbmm_(first.view(-1, 2 * d, 1), from_r, alpha=-1)
     raw[:, d:].baddbmm_(from_r.mT, p, alpha=-1)
     return r.flatten(0, 1) + from_r.squeeze(1), raw[:, :d], p.squeeze(1), raw[:, d:]
+
+
+def _weights(rest: Tensor, z: Tensor, u: Tensor) -> Tensor:
+    """A₀ and W = ∂ℓ/∂T of some rows, (·, k, 2), but for the largest entry of W, which is −Σ_j of the others."""
+    s = torch.bmm(z, u)
+    return torch.cat([rest, rest * (s - (rest * s).sum(1, keepdim=True))], -1)
 
 
 def from_origin(

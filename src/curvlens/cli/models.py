@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from curvlens.errors import CurvlensError, nearest
+from curvlens.errors import CurvlensError, a_kind, nearest
 from curvlens.problem import Problem
 
 
@@ -29,7 +29,7 @@ def skeleton(target: str) -> nn.Module:
             return made[0]  # (model, data, loss), as the doctor takes it
         if not isinstance(made, nn.Module):
             raise CurvlensError(
-                f"{target} gave a {type(made).__name__}, expected a torch.nn.Module, a curvlens.Problem or a tuple "
+                f"{target} gave {a_kind(made)}, expected a torch.nn.Module, a curvlens.Problem or a tuple "
                 "(model, data, loss)."
             )
         return made

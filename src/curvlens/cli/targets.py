@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from curvlens.cli.models import from_code, is_code, with_weights
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, a_kind
 from curvlens.losses import CausalLM
 from curvlens.problem import Problem
 
@@ -42,7 +42,7 @@ def _checked(made: Any, target: str) -> Posed:
     if isinstance(made, Problem) or (isinstance(made, tuple) and len(made) == 3):
         return made
     raise CurvlensError(
-        f"{target} gave a {type(made).__name__}, expected a curvlens.Problem or a tuple (model, data, loss), or a "
+        f"{target} gave {a_kind(made)}, expected a curvlens.Problem or a tuple (model, data, loss), or a "
         "function that returns one."
     )
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
-import torch
-from torch import nn
-
-from curvlens.checks import active_batch_norms
+from curvlens.checks import active_batch_norms, active_dropouts, draws
 from curvlens.doctor.finding import Finding
 from curvlens.doctor.patient import Patient, change
 from curvlens.errors import listing
 
-_RATES = ("p", "drop_prob", "dropout", "attention_dropout", "attn_dropout", "hidden_dropout", "layerdrop")
-"""How modules call the rate at which they drop: torch, timm's DropPath, Hugging Face."""
 _SAME = 1e-6
 """Two passes that differ by less are the same: as `Problem` has it."""
 
 
 def check_modes(patient: Patient) -> Iterator[Finding]:
     """Dropout, stochastic depth and batch-norm; ends with the model in evaluation mode if that is the cure."""
-    dropping, norms = _dropping(patient.model), active_batch_norms(patient.model)
+    dropping, norms = active_dropouts(patient.model), active_batch_norms(patient.model)
     spread = _spread(patient)
     cured = False
     # Two passes with few draws may agree by chance; that random numbers were drawn is certain.
@@ -62,16 +56,6 @@ def check_modes(patient: Patient) -> Iterator[Finding]:
         )
 
 
-def _dropping(model: nn.Module) -> list[str]:
-    """Modules in training mode with a rate above zero."""
-    found = []
-    for name, module in model.named_modules():
-        rates = [getattr(module, rate, None) for rate in _RATES]
-        if module.training and any(isinstance(r, (int, float)) and not isinstance(r, bool) and r > 0 for r in rates):
-            found.append(name)
-    return found
-
-
 def _spread(patient: Patient) -> float | None:
     """How much the loss of the first samples differs between passes; None if there is nothing to pass."""
     if not patient.runs:
@@ -83,11 +67,7 @@ def _spread(patient: Patient) -> float | None:
 
 def _draws(patient: Patient) -> bool:
     """Whether a pass takes numbers from the generator of the model's device."""
-    device = next(patient.model.parameters()).device
-    state = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
-    before = state()
-    patient.loss_of(patient.few)
-    return not torch.equal(before, state())
+    return draws(next(patient.model.parameters()).device, lambda: patient.loss_of(patient.few))
 
 
 def _against_eval(patient: Patient) -> float | None:

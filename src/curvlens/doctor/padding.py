@@ -17,6 +17,7 @@ from curvlens.doctor.text import Text, ends, ids_of, text_of, with_labels
 from curvlens.errors import listing
 from curvlens.losses import CausalLM
 from curvlens.losses.cross_entropy import CrossEntropy
+from curvlens.losses.language import both
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 """Relative change of the loss below which padding does not take part; 0.05 in half precision."""
@@ -35,7 +36,7 @@ def check_padding(patient: Patient) -> Iterator[Finding]:
         if clean is not None:
             counted = change(here, patient.loss_of(clean))
     if clean is not None and not text.declared and bool(text.padding.any()):
-        leak = _leak(patient, clean, text.padding)
+        leak = when_cut(patient, clean, text.padding)
     if text.source == "eos":
         size = max(counted, leak or 0.0)
         if size > tolerance:
@@ -55,6 +56,11 @@ def tolerance_of(patient: Patient) -> float:
 def _counted(text: Text, size: float) -> Finding:
     rows = _rows(text.padding) if bool(text.padding.any()) else "some samples"
     fix = "labels[attention_mask == 0] = -100  # for labels by themselves: labels[labels == pad_token_id] = -100"
+    if text.labels is not None and bool(text.padding[:, 0].any()):  # on the left
+        fix = (
+            "labels[attention_mask == 0] = -100; labels[:, 1:][attention_mask[:, :-1] == 0] = -100  # nor is the first "
+            "token of a text predicted from padding"
+        )
     if text.labels is None:
         fix = text.mask_fix
     elif text.mask is None and text.labels.shape == text.tokens.shape and bool(text.padding.any()):
@@ -114,16 +120,18 @@ def without_padded_labels(patient: Patient, text: Text, ignored: int) -> Batch |
     if text.labels is None:
         if not isinstance(patient.loss, CausalLM) or not patient.loss.shift:
             return None
-        labels = text.tokens.masked_fill(text.padding, ignored)
+        labels = text.tokens.where(both(~text.padding), ignored)
         return {**_as_mapping(patient.batch), "labels": labels} if _is_mapping(patient) else (text.tokens, labels)
     if text.labels.is_floating_point():
         return patient.batch
     if text.labels.shape == text.tokens.shape and not getattr(config, "is_encoder_decoder", False):
-        return with_labels(patient.batch, text.labels.masked_fill(text.padding, ignored))
+        shifts = isinstance(patient.loss, CausalLM) and patient.loss.shift
+        keep = both(~text.padding) if shifts else ~text.padding
+        return with_labels(patient.batch, text.labels.where(keep, ignored))
     pad = getattr(config, "pad_token_id", None)
     if text.labels.ndim == 2 and isinstance(pad, int):
-        keep = int(pad in ids_of(config, "eos_token_id"))
-        return with_labels(patient.batch, text.labels.masked_fill(ends(text.labels == pad, keep=keep), ignored))
+        last = int(pad in ids_of(config, "eos_token_id"))
+        return with_labels(patient.batch, text.labels.masked_fill(ends(text.labels == pad, keep=last), ignored))
     return patient.batch
 
 
@@ -135,7 +143,7 @@ def _as_mapping(batch: Batch) -> dict[str, Any]:
     return {str(key): value for key, value in batch.items()}
 
 
-def _leak(patient: Patient, batch: Batch, padding: Tensor) -> float | None:
+def when_cut(patient: Patient, batch: Batch, padding: Tensor) -> float | None:
     """How much the loss of padded samples changes when each is cut to its own length; None if they cannot be cut."""
     if patient.loss is None or patient.loss.couples_batch or batches.batch_size(batch) is None:
         return None

@@ -27,7 +27,8 @@ class MaskedLM(CrossEntropy):
 class CausalLM(CrossEntropy):
     """The next-token loss, equal to Hugging Face's ``labels=``: the labels are not shifted, the loss does it.
 
-    Without labels they are ``input_ids``, with −100 where ``attention_mask`` is 0. An encoder–decoder predicts its
+    Without labels they are ``input_ids``, with −100 where ``attention_mask`` is 0 and where it is 0 one place before:
+    behind padding on the left, a text's first token has nothing to be predicted from. An encoder–decoder predicts its
     labels in place and shifts nothing. ``shift=False`` is for labels that are shifted already.
     """
 
@@ -65,7 +66,7 @@ class CausalLM(CrossEntropy):
             if tokens is None:
                 return self._labels(batch)  # says what is missing
             mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-            labels = tokens if mask is None or mask.ndim != 2 else tokens.where(mask != 0, self.ignore_index)
+            labels = tokens if mask is None or mask.ndim != 2 else tokens.where(both(mask != 0), self.ignore_index)
         elif _already_shifted(tokens, labels):
             raise CurvlensError(
                 "The labels are the inputs shifted by one already, and CausalLM would shift them once more. Use "
@@ -75,12 +76,19 @@ class CausalLM(CrossEntropy):
         return torch.cat([labels[..., 1:], end], dim=-1)
 
 
+def both(real: Tensor) -> Tensor:
+    """Where a token and the one before it are there, (…, L): the first has none before it, and is not predicted."""
+    return real & torch.cat([torch.zeros_like(real[..., :1]), real[..., :-1]], -1)
+
+
 def _already_shifted(tokens: Tensor | None, labels: Tensor) -> bool:
     """Whether ``labels[t]`` is ``tokens[t + 1]`` all along and ``labels[t]`` is not simply ``tokens[t]``."""
     if tokens is None or tokens.shape != labels.shape or tokens.shape[-1] < 3 or tokens.is_floating_point():
         return False
     same = (labels[..., :-1] == tokens[..., 1:]) | (labels[..., :-1] < 0)
-    return bool(same.all()) and bool((labels >= 0).any()) and not bool(((labels == tokens) | (labels < 0)).all())
+    return (
+        bool(same.all()) and bool((labels[..., :-1] >= 0).any()) and not bool(((labels == tokens) | (labels < 0)).all())
+    )
 
 
 def language_model_logits(model: nn.Module, batch: Batch) -> Tensor:

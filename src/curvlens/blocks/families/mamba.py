@@ -41,4 +41,5 @@ FAMILY = Family(
     ),
     _sizes,
     checked=("mamba",),
+    not_for=("mamba2", "nemotron_h"),  # gate, states and steps side by side in one projection
 )

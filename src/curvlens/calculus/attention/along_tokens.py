@@ -44,7 +44,7 @@ def push(layer: Layer, v: Directions) -> Tangent:
     qd = _plus(
         queries @ v["Q"][:, :, None] if "Q" in v else None, None if xd is None else xd[:, None] @ layer.WQ[:, None]
     )
-    kd = keys @ v["K"][:, :, None] if "K" in v else None
+    kd = layer.centred @ v["K"][:, :, None] if "K" in v else None
     if cd is not None:
         wide = cd[:, None].expand(-1, layer.heads, -1, -1, -1)
         kd = _plus(kd, wide if layer.WK is None else wide @ layer.WK[:, None])
@@ -121,7 +121,7 @@ def _to_weights_and_tokens(
     dq, dk, dv = changes
     result: dict[str, Tensor] = {"Q": (queries.mT @ dq).sum(2)}
     if layer.WK is not None:
-        result["K"] = (keys.mT @ dk).sum(2)
+        result["K"] = (layer.centred.mT @ dk).sum(2)
     total = (keys.mT @ dv).sum(2)
     to_x = dq @ layer.WQ[:, None].mT
     to_c = (dk if layer.WK is None else dk @ layer.WK[:, None].mT) + dv @ layer.WV[:, None].mT
@@ -149,9 +149,10 @@ def _to_weights_and_tokens(
 
 
 def _projected(layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, (H, B, ·, ·)."""
-    k = layer.keys.expand(layer.heads, -1, -1, -1) if layer.WK is None else layer.keys @ layer.WK[:, None]
-    return layer.q.view(-1, *layer.queries.shape[:2], layer.q.shape[-1]), k, layer.keys @ layer.WV[:, None]
+    """q, k and v, (H, B, ·, ·); k and v of centred keys, since only their differences count where they are used."""
+    x = layer.centred
+    k = x.expand(layer.heads, -1, -1, -1) if layer.WK is None else x @ layer.WK[:, None]
+    return layer.q.view(-1, *layer.queries.shape[:2], layer.q.shape[-1]), k, x @ layer.WV[:, None]
 
 
 def _through(layer: Layer, rows: Tensor) -> Tensor:

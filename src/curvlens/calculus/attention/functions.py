@@ -85,6 +85,8 @@ def hessian(
     letters = _letters(wrt, context is not None)
     if "O" in letters and of.up is None:
         raise CurvlensError(f"wrt={wrt!r}: there is no O, as the value is one matrix; with WV=(down, up) there is.")
+    if "O" in letters and "V" not in letters:
+        raise CurvlensError(f"wrt={wrt!r}: O comes with V, which means both factors of the value.")
     found = AttentionHessian(of, loss, letters, batch, named=WQ.ndim == 3)
     if not found.total.size:
         raise CurvlensError(f"wrt={wrt!r} leaves no block: one matrix W_QK has the letters Q and V.")
@@ -102,9 +104,9 @@ def hessian_single(X: Tensor, WQK: Tensor, WV: Value, target: Tensor | None = No
 def _letters(wrt: str | Sequence[str], crossed: bool) -> list[str]:
     known = "QKVXC" if crossed else "QKVX"
     letters = list(dict.fromkeys(wrt)) if isinstance(wrt, (str, list, tuple)) else []
-    if not letters or any(letter not in known + "O" for letter in letters) or letters == ["O"]:
+    if not letters or any(letter not in tuple(known + "O") for letter in letters) or letters == ["O"]:
         raise CurvlensError(
             f"wrt={wrt!r}; it is made of the letters {', '.join(known)} (C only with a context; V means both factors "
-            "of a value of low rank)."
+            "of a value of low rank, W_V and W_O)."
         )
     return letters

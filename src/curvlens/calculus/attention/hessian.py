@@ -89,9 +89,17 @@ class AttentionHessian:
 
     @cached_property
     @in_own_dtype
-    @torch.inference_mode()  # a tenth of the time of small layers
     def _state(self) -> State:
-        # tokens of which the loss knows nothing add nothing, whatever their size
+        layer, loss = self._known
+        if layer.kind == "softmax":
+            _ = layer.attention  # which users read, too: not in inference mode
+        with torch.inference_mode():  # a tenth of the time of small layers
+            return State(layer, loss)
+
+    @cached_property
+    @in_own_dtype
+    def _known(self) -> tuple[Layer, Loss]:
+        """Layer and loss without tokens of which the loss knows nothing: they add nothing, whatever their size."""
         layer, loss, parts = self.layer, self.loss, (self.loss.outer, self.loss.rest)
         if all(is_zero(s) or not isinstance(s, float) for s in parts):
             knows = (loss.gradient != 0).any(-1) | counts(parts[0]) | counts(parts[1])
@@ -101,7 +109,7 @@ class AttentionHessian:
                 loss = Loss(loss.gradient[:, keep], *(rows(s, keep) for s in parts))
             if len(keep) and not bool(knows.all()):
                 layer = layer.only(knows)
-        return State(layer, loss)
+        return layer, loss
 
     def _terms(self, first: str, second: str, part: Part) -> list[Term]:
         if first in self._slots and second in self._slots:
@@ -158,7 +166,8 @@ class AttentionHessian:
     @cached_property
     def _at_once(self) -> int:
         """So many directions go along the tokens together: each has some copies of the attention matrix."""
-        return max(1, ALONG // self.layer.attention.numel())
+        of = self.layer
+        return max(1, ALONG // (of.heads * of.samples * of.queries.shape[1] * of.keys.shape[1]))
 
     @cached_property
     def _few_keys(self) -> bool:
@@ -180,7 +189,7 @@ class AttentionHessian:
         return torch.cat([found[letter].reshape(heads, -1) for letter in self._letters], 1).reshape(-1)
 
     def _along_tokens(self, columns: Tensor, part: Part) -> Tensor:
-        of, form = self.layer, self.total
+        (of, loss), form = (self.layer, self.loss) if self._tokens else self._known, self.total
         given: dict[str, Tensor] = {}
         for letter in self._letters:
             names = [name for name, slot in self._slots.items() if slot.letter == letter]
@@ -189,7 +198,7 @@ class AttentionHessian:
         for letter in self._tokens:
             source = of.queries if letter == "X" else of.keys
             given[letter] = columns[form.slices[letter]].T.reshape(-1, *source.shape)
-        found = along_tokens(of, self.loss, given, part)
+        found = along_tokens(of, loss, given, part)
         out = torch.empty_like(columns)
         for name, slot in self._slots.items():
             out[form.slices[name]] = found[slot.letter][:, slot.head].flatten(1).T
@@ -252,7 +261,7 @@ class AttentionHessian:
     def rank_bound(self, head: int | None = None) -> RankBound:
         """Bounds on the rank of the T-outer part."""
         self._query_key(head)
-        return rank_bound(self.layer, head or 0)
+        return rank_bound(self._known[0], head or 0)
 
     @in_own_dtype
     def gauge(self) -> Tensor:

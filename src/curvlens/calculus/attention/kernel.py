@@ -31,7 +31,11 @@ def rank_bound(of: Layer, head: int) -> RankBound:
     keys = of.keys - of.keys.mean(1, keepdim=True) if softmax else of.keys
     r, rho = (int(torch.linalg.matrix_rank(x.flatten(0, 1).double())) for x in (of.queries, keys))
     a, b = min(d_k, rho), min(d_k, r)
-    support = (of.attention[head] != 0).sum(-1) - int(softmax)
+    if softmax:
+        support = (of.attention[head] != 0).sum(-1) - 1
+    else:  # Ξ sums over the keys that a query may see, whatever their weights
+        seen = of.keys.new_ones(1, dtype=torch.bool) if of.allowed is None else of.allowed
+        support = seen.expand(*of.queries.shape[:2], of.keys.shape[1]).sum(-1)
     rows = int(support.clamp(min=0, max=d if softmax else min(d, of.d_out)).sum())
     lemma = d_k * d_q + d_k * d - d_k**2 if d_k < min(d, d_q) else d * d_q
     return RankBound(lemma, min(r * a + rho * b - a * b, rows))

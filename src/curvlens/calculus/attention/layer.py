@@ -17,6 +17,7 @@ from torch import Tensor
 
 from curvlens.calculus.behind import Outputs
 from curvlens.calculus.inputs import alike, in_own_dtype, require_room
+from curvlens.calculus.moments import from_origin
 from curvlens.calculus.softmax import softmax
 from curvlens.errors import CurvlensError, a_kind
 
@@ -98,6 +99,14 @@ class Layer:
 
     @cached_property
     @in_own_dtype
+    def centred(self) -> Tensor:
+        """The keys from where they are seen from, (B, L_k, d): a softmax does not notice what they have in common."""
+        if self.kind != "softmax":
+            return self.keys
+        return from_origin(self.attention.transpose(0, 1).flatten(1, 2), self.keys)[1]
+
+    @cached_property
+    @in_own_dtype
     def output(self) -> Tensor:
         """F, (B, L, d_out)."""
         values = self.times(self.keys.flatten(0, 1), self.WV).view(-1, self.keys.shape[1], self.d_out)
@@ -115,7 +124,9 @@ class Layer:
     def rows(self, keep: Tensor) -> Layer:
         """The same layer with some of the query positions only."""
         allowed = None if self.allowed is None else self.allowed[..., keep, :]
-        return replace(self, queries=self.queries[:, keep], keys=_seen(self.keys, allowed), allowed=allowed)
+        return replace(
+            self, queries=self.queries[:, keep], keys=_seen(self.keys, allowed), allowed=allowed, crossed=True
+        )
 
     def only(self, known: Tensor) -> Layer:
         """The same layer where other queries than the known ones, (B, L), are zero and see nothing."""

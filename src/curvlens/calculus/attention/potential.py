@@ -18,7 +18,7 @@ from torch import Tensor
 
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.inputs import require_room
-from curvlens.calculus.moments import contracted, deviations, from_origin, uncentred
+from curvlens.calculus.moments import contracted, deviations, uncentred
 from curvlens.calculus.terms import Product, product
 
 Side = Literal["X", "K", "V"]
@@ -184,19 +184,13 @@ class FewKeys(Potential):
         """A_ij u·y_j = A_ij g·W_Vᵀ y_j, (H, B, L, L_k, 1)."""
         return self._weight[..., None] * (self._side("V") * self._g).sum(-1, keepdim=True)
 
-    @cached_property
-    def _from_origin(self) -> Tensor:
-        """The keys, for all heads alike, (B, L_k, d)."""
-        by_sample = self.layer.attention.transpose(0, 1).flatten(1, 2)
-        return from_origin(by_sample, self.layer.keys)[1]
-
     def _side(self, side: Side) -> Tensor:
         """Pᵀ y_j, (H, B, L, L_k, ·)."""
         if side not in self._sides:
             layer, weights = self.layer, self._weights[side]
             linear = layer.kind == "linear"
             # a large common offset does not cancel if it is taken away before the product
-            x = layer.keys if linear else self._from_origin
+            x = layer.centred
             keys = x.expand(layer.heads, -1, -1, -1) if weights is None else x @ weights[:, None]
             _room(layer, keys.shape[-2] * keys.shape[-1])
             self._sides[side] = keys[:, :, None] if linear else deviations(layer.attention, keys)
