@@ -112,7 +112,9 @@ def from_code(target: str) -> Any:
         except ModuleNotFoundError as error:
             raise CurvlensError(f"{error}. Expected package.module:name or file.py:name, got {target!r}.") from error
     if not hasattr(module, name):
-        known = [key for key in vars(module) if not key.startswith("_")]
+        public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+        own = [key for key, value in public.items() if getattr(value, "__module__", "") == module.__name__]
+        known = own or list(public)  # not what it imports, which may be thousands
         raise CurvlensError(f"{place} has no {name!r}. {nearest(name, known)}")
     made = getattr(module, name)
     if isinstance(made, nn.Module) or not callable(made):

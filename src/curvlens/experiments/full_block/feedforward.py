@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,12 +11,12 @@ from torch import Tensor
 
 from curvlens.data import Addition
 from curvlens.experiments.comparisons import ratio
-from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.full_block.matrices import matrices
 from curvlens.experiments.learners import trained
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sources import ARTICLE
-from curvlens.experiments.sweeps import where
+from curvlens.experiments.sweeps import mean, where
 from curvlens.experiments.verdicts import Finding, judged
 from curvlens.figures.charts import Chart, Curve, Panel
 
@@ -52,18 +53,12 @@ def report(records: Sequence[Record]) -> Report:
         "feedforward",
         "The feed-forward Hessian: its functional part, with ReLU and with GELU",
         "Norm of the functional part over that of the Gauss–Newton part, for the weights of the top layer's "
-        "feed-forward part, without norms behind: arithmetic mean over the seeds. With ReLU it is zero in (up, "
-        "up) and (down, down).",
+        "feed-forward part, without norms behind: arithmetic mean over the seeds with its 95 % interval. With ReLU it "
+        "is zero in (up, up) and (down, down).",
         [
             Panel(
                 [
-                    Curve(
-                        activation,
-                        [0, 1, 2],
-                        [float(_shares(records, activation, block).mean()) for block in BLOCKS],
-                        colour=j,
-                        style="bars",
-                    )
+                    _bars(activation, [mean("", _shares(records, activation, block).tolist()) for block in BLOCKS], j)
                     for j, activation in enumerate(("relu", "gelu"))
                 ],
                 y_label=r"$\|H_f\| / \|GGN\|$",
@@ -73,6 +68,16 @@ def report(records: Sequence[Record]) -> Report:
         columns=1,
     )
     return Report((chart,), (_simple(records),))
+
+
+def _bars(label: str, found: Sequence[Number], colour: int) -> Curve:
+    """A bar for each number, with its interval if there is one; shares are not below 0."""
+    x, y = list(range(len(found))), [number.value for number in found]
+    if any(math.isinf(number.error) for number in found):
+        return Curve(label, x, y, colour=colour, style="bars")
+    low = [max(0.0, number.value - number.error) for number in found]
+    high = [number.value + number.error for number in found]
+    return Curve(label, x, y, low, high, colour=colour, style="bars")
 
 
 def _shares(records: Sequence[Record], activation: str, block: str) -> Tensor:
