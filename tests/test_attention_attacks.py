@@ -394,3 +394,14 @@ def test_outputs_that_overflow_are_told() -> None:
     small, large = 1e-3 * torch.eye(2).half(), 300 * torch.eye(2).half()
     with pytest.raises(CurvlensError, match="Outputs overflow"):
         attention.hessian(X, small, small, large, target=torch.zeros(3, 2).half())
+
+
+@pytest.mark.parametrize("seed", [3, 192])
+def test_norms_in_float32_where_nearly_equal_tokens_cancel(seed: int) -> None:
+    X, context = draw(1, 4, seed=seed) + 0.01 * draw(8, 4, seed=seed + 1), draw(6, 4, seed=seed + 2)
+    weights = [(draw(4, 3, seed=seed + i) / 2).float() for i in (3, 4, 5)]
+    g = draw(8, 3, seed=seed + 6)
+    g -= g.mean(0)
+    H = attention.hessian(X.float(), *weights, grad=g.float(), curvature=0.0, context=context.float())
+    for block in ("Q", "K"):
+        assert H.norm(block) == pytest.approx(float(H.functional[block].double().norm()), rel=1e-5)

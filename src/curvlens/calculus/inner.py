@@ -21,6 +21,8 @@ CANCELLED = 1e-5
 """Where tokens cancel to less than this, their inner products are rounding, and the block is built in panels."""
 ROUNDING = 1e3
 """The same in units of a smaller dtype's rounding: there they are multiplied again in float64."""
+BELOW_RANDOM = 0.1
+"""In a smaller dtype also where they cancel to less than this of what they would at random: rounding is alike then."""
 CHUNK = 1 << 22
 """Numbers in one chunk of pairs of tokens: 32 MB in float64."""
 
@@ -38,7 +40,11 @@ def norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:
     if TINY < square < LARGE or not terms:
         return math.sqrt(max(square, 0.0))
     terms = merged(gathered(terms))
-    if square < LARGE and not any(isinstance(term, Given) for term in terms) and not any(map(_size, terms)):
+    if (
+        square < LARGE
+        and not any(isinstance(term, Given) for term in terms)
+        and not any(bool(_sizes(term).any()) for term in terms)
+    ):
         return 0.0
     found = [_frobenius(panel) for panel in _panels(terms, shape)]
     return math.hypot(*found)
@@ -80,9 +86,11 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
         square = sum(
             (1 if i == j else 2) * inner(terms[i], terms[j]) for i in range(len(terms)) for j in range(i, len(terms))
         )
-        dtype = _dtype(terms[0])
-        least = max(CANCELLED, ROUNDING * torch.finfo(dtype).eps)
-        if square >= least * sum(map(_size, terms)) ** 2 or not math.isfinite(square):
+        dtype, sizes = _dtype(terms[0]), torch.cat([_sizes(term) for term in terms])
+        least = max(CANCELLED, ROUNDING * torch.finfo(dtype).eps) * float(sizes.sum()) ** 2
+        if dtype != torch.float64:  # the square would be that of the sizes if tokens were at random to each other
+            least = max(least, BELOW_RANDOM * float(sizes.square().sum()))
+        if square >= least or not math.isfinite(square):
             return square
         if dtype != torch.float64:
             return squared_norm([_double(term) for term in terms], shape)
@@ -108,20 +116,22 @@ def _double(term: Term) -> Term:
     return replace(term, u=u, w=w, given=matrix)
 
 
-def _size(term: Term) -> float:
-    """What the norm of a term is at most: Σ_n ‖u_n‖ ‖w_n‖ ‖P_n‖."""
+def _sizes(term: Term) -> Tensor:
+    """Norms of which that of a term is at most the sum, (N,) or (1,): ‖u_n‖ ‖w_n‖ ‖P_n‖."""
     if isinstance(term, Tokens):
         given = term.given
         u, w = (vector_norm(t, dim=1, dtype=torch.float64) for t in (term.u, term.w))
         of_matrix = (
             given.sizes() if isinstance(given, Product) else vector_norm(given.flatten(1), dim=1, dtype=torch.float64)
         )
-        return float((u * w * of_matrix).sum())
+        each: Tensor = u * w * of_matrix
+        return each
     if isinstance(term, Diagonal):
         sizes = (vector_norm(t, dim=1, dtype=torch.float64) for t in (term.u, term.w, term.v))
-        return float(torch.stack(list(sizes)).prod(0).sum())
+        return torch.stack(list(sizes)).prod(0)
     assert isinstance(term, Pair)
-    return float(vector_norm(term.first, dtype=torch.float64) * vector_norm(term.matrix, dtype=torch.float64))
+    both = (vector_norm(matrix, dtype=torch.float64) for matrix in (term.first, term.matrix))
+    return torch.stack(list(both)).prod().reshape(1)
 
 
 def gathered(terms: Sequence[Term]) -> list[Term]:
