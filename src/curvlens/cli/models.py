@@ -113,8 +113,13 @@ def from_code(target: str) -> Any:
             raise CurvlensError(f"{error}. Expected package.module:name or file.py:name, got {target!r}.") from error
     if not hasattr(module, name):
         public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
-        own = [key for key, value in public.items() if getattr(value, "__module__", "") == module.__name__]
-        known = own or list(public)  # not what it imports, which may be thousands
+        # what is its own before what it imports, which may be thousands
+        own = {
+            key
+            for key, value in public.items()
+            if isinstance(value, nn.Module) or getattr(value, "__module__", None) == module.__name__
+        }
+        known = sorted(public, key=lambda key: key not in own)
         raise CurvlensError(f"{place} has no {name!r}. {nearest(name, known)}")
     made = getattr(module, name)
     if isinstance(made, nn.Module) or not callable(made):
