@@ -172,7 +172,7 @@ Y = draw(5, 2, seed=8)
         ({"curvature": float("nan"), "grad": Y, "target": None}, "curvature is nan"),
         ({"X": 1e200 * X}, "Scores overflow"),
         ({"context": X[0]}, "context has shape"),
-        ({"wrt": "O"}, "made of the letters"),
+        ({"wrt": "O"}, "there is no O"),
     ],
 )
 def test_bad_input(changes: dict[str, Any], message: str) -> None:
@@ -323,15 +323,6 @@ def test_products_along_the_tokens_with_a_large_common_offset(
     assert float((found - true).norm()) < near * float(true.norm())
 
 
-def test_third_moments_with_a_large_common_offset() -> None:
-    X, u = 100 + 2.0**-14 * (64 * draw(6, 3)).round(), draw(6, 3, seed=1)
-    A = draw(6, 6, seed=2).softmax(-1)
-    by_definition = torch.einsum("ip,ipqr->iqr", u, moments.moments(A, X).M3)
-    moved = torch.einsum("ip,ipqr->iqr", u, moments.moments(A, X - 100).M3)  # exact, as a difference
-    torch.testing.assert_close(by_definition, moved, rtol=1e-12, atol=1e-25)
-    torch.testing.assert_close(by_definition, moments.contracted(A, X, u).third, rtol=1e-11, atol=1e-25)
-
-
 @pytest.mark.parametrize("size", [1e-200, 1e200])
 def test_norms_of_blocks_whose_squares_leave_float64(size: float) -> None:
     X, WQ, WK, WV = layer()
@@ -376,9 +367,17 @@ def test_padding_of_any_size_in_half_precision(d: int) -> None:
     X, g = draw(5, d), 1024 * draw(5, 2, seed=4)
     X[-1], g[-1] = 3e4 * X[-1].sign(), 0
     weights = [(w * draw(d, 2, seed=i)).half() for i, w in ((1, 0.01), (2, 0.1), (3, d**-0.5))]
-    H = attention.hessian(X.half(), *weights, grad=g.half(), curvature=torch.zeros(5, 2, 2).half(), mask="causal")
-    assert H.functional.dense().isfinite().all()
-    assert H.matvec(torch.ones(H.total.size).half()).isfinite().all()
+    S = torch.zeros(5, 2, 2)
+    H, exact = (
+        attention.hessian(
+            X.half().to(t), *(w.to(t) for w in weights), grad=g.half().to(t), curvature=S.to(t), mask="causal"
+        )
+        for t in (torch.float16, D)
+    )
+    true = exact.functional.dense()
+    v = torch.ones(H.total.size, dtype=D)
+    assert float((H.functional.dense().double() - true).norm()) < 5e-3 * float(true.norm())
+    assert float((H.matvec(v.half()).double() - true @ v).norm()) < 5e-3 * float(true.norm()) * float(v.norm())
 
 
 def test_what_users_read_of_a_layer_may_be_differentiated_through() -> None:

@@ -141,11 +141,13 @@ def graph_nodes(tensors: Iterable[Tensor], until: Iterable[Any] = ()) -> Iterato
 
 
 @contextmanager
-def explained_dtypes(batch: Batch, dtype: torch.dtype) -> Iterator[None]:
+def explained_batch(batch: Batch, dtype: torch.dtype) -> Iterator[None]:
     """torch's complaints about a batch that does not fit the model, with the fix."""
     try:
         yield
     except IndexError as error:
+        if "index out of range" not in str(error):  # of the user's own code, perhaps
+            raise
         raise CurvlensError(
             "An index of the first batch is beyond a table of the model: a token id beyond the vocabulary, or a "
             f"sequence longer than there are positions. curvlens.doctor says which. torch said: {error}"

@@ -23,7 +23,7 @@ from curvlens.checks import (
     check_sum_and_count,
     check_through_outputs,
     explained,
-    explained_dtypes,
+    explained_batch,
     warn_low_precision,
 )
 from curvlens.checksum import checksum
@@ -360,7 +360,7 @@ class Problem:
             if filled is None:
                 return
             piece = Piece(0, 0, 0, batches.to_device(filled, self.device))
-        with explained_dtypes(piece.batch, self.dtype):
+        with explained_batch(piece.batch, self.dtype):
             if self.micro_batch is not None and piece.size != 0:
                 self.check_split(piece)
                 piece = piece.split(self.micro_batch)[0]

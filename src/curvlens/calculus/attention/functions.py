@@ -104,7 +104,7 @@ def hessian_single(X: Tensor, WQK: Tensor, WV: Value, target: Tensor | None = No
 def _letters(wrt: str | Sequence[str], crossed: bool) -> list[str]:
     known = "QKVXC" if crossed else "QKVX"
     letters = list(dict.fromkeys(wrt)) if isinstance(wrt, (str, list, tuple)) else []
-    if not letters or any(letter not in tuple(known + "O") for letter in letters) or letters == ["O"]:
+    if not letters or any(letter not in tuple(known + "O") for letter in letters):
         raise CurvlensError(
             f"wrt={wrt!r}; it is made of the letters {', '.join(known)} (C only with a context; V means both factors "
             "of a value of low rank, W_V and W_O)."

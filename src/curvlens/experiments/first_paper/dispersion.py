@@ -81,9 +81,10 @@ def report(records: Sequence[Record]) -> Report:
                     share.x, share.values.mean(0).tolist(), entropy.values.mean(0).tolist(), strict=True
                 )
             )
-            + f", the last ± {most.error:.0%}; from {share.x[1]:g} tokens to {share.x[-1]:g} it moves by "
-            f"{100 * rise.value:+.0f} ± {100 * rise.error:.0f} points"
+            + f", the last ± {most.error:.0%}"
             + (f", which {seeds(len(share.values))} cannot tell from {HALF:.0%}" if holds is None else "")
+            + f"; from {share.x[1]:g} tokens to {share.x[-1]:g} it moves by {100 * rise.value:+.0f} ± "
+            f"{100 * rise.error:.0f} points"
         )
     chart = Chart(
         "dispersion",
