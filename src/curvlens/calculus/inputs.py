@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,12 +25,9 @@ def in_own_dtype(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        cast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        if not cast:
+        if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
             return function(*args, **kwargs)
-        with ExitStack() as off:
-            for kind in cast:
-                off.enter_context(torch.autocast(kind, enabled=False))
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             return function(*args, **kwargs)
 
     return run

@@ -86,21 +86,23 @@ class Contracted(NamedTuple):
 def contracted(
     attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"], u: Float[Tensor, "*batch l d"]
 ) -> Contracted:
-    """M1, M2, M2 u and M3 contracted with u, for a vector u_i a row (u_i = W_V g_i in the Hessian of attention).
-
-    Both moments of a row are one matrix product, [A₀ z, W z]ᵀ z with z_j = x_j − r, and corrections of rank 1 and 2.
-    Nothing that is large cancels: neither a common offset of the tokens, nor one of those that a row attends to.
-    """
+    """M1, M2, M2 u and M3 contracted with u, for a vector u_i a row (u_i = W_V g_i in the Hessian of attention)."""
     lead, (k, d) = attention.shape[:-1], x.shape[-2:]
-    x = x.expand(*lead[:-1], k, d).reshape(-1, k, d)
-    rest, r = _without_largest(attention.reshape(-1, lead[-1], k), x)
-    u = u.reshape(r.shape)
-    pieces = [
-        _about(rest[some, rows], x[some], r[some, rows], u[some, rows])
-        for some, rows in _chunks(len(x), lead[-1], k * d)
-    ]
-    mean, second, p, third = pieces[0] if len(pieces) == 1 else (torch.cat(part) for part in zip(*pieces, strict=True))
-    return Contracted(mean.view(*lead, d), second.view(*lead, d, d), p.view(*lead, d), third.view(*lead, d, d))
+    x, u = x.expand(*lead[:-1], k, d).reshape(-1, k, d), u.reshape(-1, lead[-1], d)
+    found = contracted_rows(attention.reshape(-1, lead[-1], k), x, u)
+    return Contracted(*(part.view(*lead, *part.shape[1:]) for part in found))
+
+
+def contracted_rows(
+    attention: Float[Tensor, "s l k"], x: Float[Tensor, "s k d"], u: Float[Tensor, "s l d"], tau: float = 1.0
+) -> Contracted:
+    """The same for the rows of all samples, one behind the other, and τ M2 and τ² G: a κ comes with a factor τ."""
+    rest, r = _without_largest(attention, x)
+    chunks = _chunks(*attention.shape[:2], x.shape[1] * x.shape[2])
+    if len(chunks) == 1:
+        return Contracted(*_about(attention, rest, x, r, u, tau))
+    pieces = [_about(attention[i, j], rest[i, j], x[i], r[i, j], u[i, j], tau) for i, j in chunks]
+    return Contracted(*map(torch.cat, zip(*pieces, strict=True)))
 
 
 def _chunks(samples: int, rows: int, each: int) -> list[tuple[slice, slice]]:
@@ -110,28 +112,23 @@ def _chunks(samples: int, rows: int, each: int) -> list[tuple[slice, slice]]:
     return [(slice(i, i + step), slice(j, j + tall)) for i in range(0, samples, step) for j in range(0, rows, tall)]
 
 
-def _about(rest: Tensor, x: Tensor, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Those of some rows (n, l), one behind the other: mean, M2, p and G from A₀ (n, l, k) and the tokens r."""
-    d = x.shape[-1]
+def _about(
+    a: Tensor, rest: Tensor, x: Tensor, r: Tensor, u: Tensor, tau: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Those of some rows (n, l), one behind the other, from A and A₀ (n, l, k) and the tokens r.
+
+    Nothing that is large cancels: neither a common offset of the tokens, nor one of those that a row attends to.
+    """
     z = (x.unsqueeze(1) - r.unsqueeze(2)).flatten(0, 1)
-    rest, u = rest.flatten(0, 1).unsqueeze(-1), u.flatten(0, 1).unsqueeze(-1)
-    both = _weights(rest, z, u)
-    first = torch.bmm(both.mT, z)  # m − r and p
-    if not math.isfinite(float(first.sum())):  # tokens that a row does not see may be of any size
-        z = z.where(rest > 0, 0.0)
-        both = _weights(rest, z, u)
-        first = torch.bmm(both.mT, z)
-    raw = torch.bmm((both.unsqueeze(-1) * z.unsqueeze(-2)).flatten(2).mT, z)
-    from_r, p = first[:, :1], first[:, 1:]
-    raw.baddbmm_(first.view(-1, 2 * d, 1), from_r, alpha=-1)
-    raw[:, d:].baddbmm_(from_r.mT, p, alpha=-1)
-    return r.flatten(0, 1) + from_r.squeeze(1), raw[:, :d], p.squeeze(1), raw[:, d:]
-
-
-def _weights(rest: Tensor, z: Tensor, u: Tensor) -> Tensor:
-    """A₀ and W = ∂ℓ/∂T of some rows, (·, k, 2), but for the largest entry of W, which is −Σ_j of the others."""
-    s = torch.bmm(z, u)
-    return torch.cat([rest, rest * (s - (rest * s).sum(1, keepdim=True))], -1)
+    a, rest, u = a.flatten(0, 1).unsqueeze(-1), rest.flatten(0, 1).unsqueeze(1), u.flatten(0, 1).unsqueeze(-1)
+    from_r = torch.bmm(rest, z)
+    if not math.isfinite(float(from_r.sum())):  # tokens that a row does not see may be of any size
+        z = z.where(rest.mT > 0, 0.0)
+        from_r = torch.bmm(rest, z)
+    y = z.sub_(from_r)  # x_j − m
+    w = a * torch.bmm(y, u)  # ∂ℓ/∂T
+    second, third = (torch.bmm((weight * y).mT, y) for weight in (tau * a, tau**2 * w))
+    return r.flatten(0, 1) + from_r.squeeze(1), second, torch.bmm(w.mT, y).squeeze(1), third
 
 
 def from_origin(

@@ -7,15 +7,20 @@ w_i (M_i S_i M'_iᵀ), and the functional blocks are of the same kind.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.potential import Side
 from curvlens.calculus.attention.state import State
-from curvlens.calculus.curvature import Curvature, Root, is_zero
+from curvlens.calculus.behind import Loss
+from curvlens.calculus.curvature import Curvature, Root, counts, is_zero, rows
+from curvlens.calculus.inputs import in_own_dtype
 from curvlens.calculus.terms import TRANSPOSED, Pair, Term, Tokens, product
 
 Part = Literal["outer", "functional", "total"]
@@ -44,6 +49,45 @@ def slots(layer: Layer) -> list[Slot]:
         for letter, weight in weights.items()
         if weight is not None
     ]
+
+
+class Blocks:
+    """The blocks of the weights of a layer by their names, and the state that all of them are made of.
+
+    It knows nothing of the forms that ask it for terms: in a ring of references, large tensors would outlive their use.
+    """
+
+    def __init__(self, layer: Layer, loss: Loss, named: Mapping[str, Slot]) -> None:
+        self._layer, self._loss, self._slots = layer, loss, named
+
+    @cached_property
+    @in_own_dtype
+    def known(self) -> tuple[Layer, Loss]:
+        """Layer and loss without tokens of which the loss knows nothing: they add nothing, whatever their size."""
+        layer, loss, parts = self._layer, self._loss, (self._loss.outer, self._loss.rest)
+        if all(is_zero(s) or not isinstance(s, float) for s in parts):
+            knows = (loss.gradient != 0).any(-1) | counts(parts[0]) | counts(parts[1])
+            keep = knows.any(0).nonzero()[:, 0]
+            if 0 < len(keep) < knows.shape[1]:
+                layer, knows = layer.rows(keep), knows[:, keep]
+                loss = Loss(loss.gradient[:, keep], *(rows(s, keep) for s in parts))
+            if len(keep) and not bool(knows.all()):
+                layer = layer.only(knows)
+        return layer, loss
+
+    @cached_property
+    @in_own_dtype
+    def state(self) -> State:
+        """What every block is made of."""
+        layer, loss = self.known
+        if layer.kind == "softmax":
+            _ = layer.attention  # which users read, too: not in inference mode
+        with torch.inference_mode():  # a tenth of the time of small layers
+            return State(layer, loss)
+
+    def terms(self, first: str, second: str, part: Part) -> list[Term]:
+        """Those of the block of two weight matrices, the first not after the second."""
+        return terms(self.state, self._slots[first], self._slots[second], part)
 
 
 def terms(state: State, first: Slot, second: Slot, part: Part) -> list[Term]:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.along_tokens import along_tokens
-from curvlens.calculus.attention.blocks import Part, Slot, scores, slots, terms
+from curvlens.calculus.attention.blocks import Blocks, Part, Slot, scores, slots
 from curvlens.calculus.attention.by_moments import ByMoments
 from curvlens.calculus.attention.kernel import RankBound, gauge, rank_bound
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.behind import Loss
-from curvlens.calculus.curvature import counts, is_zero, rows
 from curvlens.calculus.form import Form, Key, not_a_part
 from curvlens.calculus.inputs import in_own_dtype
 from curvlens.calculus.moments import Moments, moments
@@ -55,6 +54,7 @@ class AttentionHessian:
         self._tokens = tokens
         self._shapes = shapes
         self._products: dict[Part, ByMoments] = {}
+        self._blocks = Blocks(of, loss, self._slots)
 
     @cached_property
     def outer(self) -> Form:
@@ -72,7 +72,8 @@ class AttentionHessian:
         return self._make("total", "Attention Hessian")
 
     def _make(self, part: Part, title: str) -> Form:
-        return Form(self._shapes, lambda a, b: self._terms(a, b, part), self.layer.queries, title)
+        terms = self._terms if self._tokens else self._blocks.terms
+        return Form(self._shapes, lambda a, b: terms(a, b, part), self.layer.queries, title)
 
     def __repr__(self) -> str:
         of = self.layer
@@ -87,33 +88,13 @@ class AttentionHessian:
     def __getitem__(self, key: object) -> NoReturn:
         not_a_part(key, ("total", "outer", "functional"))
 
-    @cached_property
-    @in_own_dtype
+    @property
     def _state(self) -> State:
-        layer, loss = self._known
-        if layer.kind == "softmax":
-            _ = layer.attention  # which users read, too: not in inference mode
-        with torch.inference_mode():  # a tenth of the time of small layers
-            return State(layer, loss)
-
-    @cached_property
-    @in_own_dtype
-    def _known(self) -> tuple[Layer, Loss]:
-        """Layer and loss without tokens of which the loss knows nothing: they add nothing, whatever their size."""
-        layer, loss, parts = self.layer, self.loss, (self.loss.outer, self.loss.rest)
-        if all(is_zero(s) or not isinstance(s, float) for s in parts):
-            knows = (loss.gradient != 0).any(-1) | counts(parts[0]) | counts(parts[1])
-            keep = knows.any(0).nonzero()[:, 0]
-            if 0 < len(keep) < knows.shape[1]:
-                layer, knows = layer.rows(keep), knows[:, keep]
-                loss = Loss(loss.gradient[:, keep], *(rows(s, keep) for s in parts))
-            if len(keep) and not bool(knows.all()):
-                layer = layer.only(knows)
-        return layer, loss
+        return self._blocks.state
 
     def _terms(self, first: str, second: str, part: Part) -> list[Term]:
         if first in self._slots and second in self._slots:
-            return terms(self._state, self._slots[first], self._slots[second], part)
+            return self._blocks.terms(first, second, part)
         form = self._form(part)
         (height, width), size = form.shapes[second], form.size
         form.room(form.shapes[first][0] * form.shapes[first][1] * height * width, f"The block ({first}, {second})")
@@ -189,7 +170,7 @@ class AttentionHessian:
         return torch.cat([found[letter].reshape(heads, -1) for letter in self._letters], 1).reshape(-1)
 
     def _along_tokens(self, columns: Tensor, part: Part) -> Tensor:
-        (of, loss), form = (self.layer, self.loss) if self._tokens else self._known, self.total
+        (of, loss), form = (self.layer, self.loss) if self._tokens else self._blocks.known, self.total
         given: dict[str, Tensor] = {}
         for letter in self._letters:
             names = [name for name, slot in self._slots.items() if slot.letter == letter]
@@ -236,32 +217,30 @@ class AttentionHessian:
 
     def t_outer(self, head: int | None = None) -> Form:
         """The Gauss–Newton part of the (Q, K) Hessian split at the scores T: τ² Vᵀ U V (Remark D.1)."""
-        names = self._query_key(head)
-        chosen = {name: self._slots[name] for name in names}
+        shapes = {name: self._slots[name].shape for name in self._query_key(head)}
 
         def of(first: str, second: str) -> list[Term]:
-            found = terms(self._state, chosen[first], chosen[second], "total")
+            found = self._blocks.terms(first, second, "total")
             return [term for term in found if not isinstance(term, Pair)]  # which is the T-functional part
 
-        return Form({n: s.shape for n, s in chosen.items()}, of, self.layer.queries, "T-outer part")
+        return Form(shapes, of, self.layer.queries, "T-outer part")
 
     def t_functional(self, head: int | None = None) -> Form:
         """What W_Q W_Kᵀ being a product adds: τ [[0, B], [Bᵀ, 0]] ⊗ I (Remark D.1).
 
         Its eigenvalues are ±τ times the singular values of B, each d_K times.
         """
-        names = self._query_key(head)
-        chosen = {name: self._slots[name].shape for name in names}
+        shapes = {name: self._slots[name].shape for name in self._query_key(head)}
 
         def of(first: str, second: str) -> list[Term]:
             return [] if first == second else [scores(self._state, self._slots[first].head)]
 
-        return Form(chosen, of, self.layer.queries, "T-functional part")
+        return Form(shapes, of, self.layer.queries, "T-functional part")
 
     def rank_bound(self, head: int | None = None) -> RankBound:
         """Bounds on the rank of the T-outer part."""
         self._query_key(head)
-        return rank_bound(self._known[0], head or 0)
+        return rank_bound(self._blocks.known[0], head or 0)
 
     @in_own_dtype
     def gauge(self) -> Tensor:

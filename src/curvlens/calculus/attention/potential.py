@@ -18,7 +18,7 @@ from torch import Tensor
 
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.inputs import require_room
-from curvlens.calculus.moments import contracted, deviations, uncentred
+from curvlens.calculus.moments import contracted_rows, deviations, uncentred
 from curvlens.calculus.terms import Product, product
 
 Side = Literal["X", "K", "V"]
@@ -107,18 +107,16 @@ class ManyKeys(Potential):
             return
         heads, (samples, rows) = layer.heads, layer.queries.shape[:2]
         if heads == 1:
-            one = contracted(layer.attention[0], layer.keys, u.view(samples, rows, -1))
-            self._mean, second, self._first_order, third = (part.reshape(1, -1, *part.shape[2:]) for part in one)
-            found[2, "X", "X"], found[3, "X", "X"] = tau * second, tau**2 * third
-            return
-        attention = layer.attention.transpose(0, 1).flatten(1, 2)  # (B, H·L, L_k): the keys are the same for all heads
-        parts = contracted(attention, layer.keys, u.view(heads, samples, rows, -1).transpose(0, 1).flatten(1, 2))
-
-        def by_head(tensor: Tensor) -> Tensor:
-            return tensor.view(samples, heads, rows, *tensor.shape[2:]).transpose(0, 1).flatten(1, 2)
-
-        self._mean, self._first_order = by_head(parts.mean), by_head(parts.first_order)
-        found[2, "X", "X"], found[3, "X", "X"] = tau * by_head(parts.second), tau**2 * by_head(parts.third)
+            flat = contracted_rows(layer.attention[0], layer.keys, u.view(samples, rows, -1), tau)
+            parts = tuple(part.unsqueeze(0) for part in flat)
+        else:  # the keys are the same for all heads
+            attention = layer.attention.transpose(0, 1).flatten(1, 2)
+            u = u.view(heads, samples, rows, -1).transpose(0, 1).flatten(1, 2)
+            flat = contracted_rows(attention, layer.keys, u, tau)
+            parts = tuple(
+                part.view(samples, heads, rows, *part.shape[1:]).transpose(0, 1).flatten(1, 2) for part in flat
+            )
+        self._mean, found[2, "X", "X"], self._first_order, found[3, "X", "X"] = parts
 
     @property
     def mean(self) -> Tensor:
