@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -82,6 +82,19 @@ def added(first: Tensor | Product, second: Tensor | Product) -> Tensor | Product
     return built(first) + built(second)
 
 
+@cache
+def _layout(on_u: str, on_w: str, on_matrix: str) -> tuple[bool, bool, list[int]]:
+    """How a product has e, the axis that runs fastest in a block, last: what is copied from there is copied in runs.
+
+    Whether u and w change places, whether they come behind the matrix, and where the axes of a block are found.
+    """
+    exchanged = on_u == "e"
+    vectors = on_w + on_u if exchanged else on_u + on_w
+    last = vectors[1] == "e"
+    have = on_matrix + vectors if last else vectors + on_matrix
+    return exchanged, last, [have.index(axis) for axis in AXES]
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Σ_n u_n w_n P_n, with u (N, ·), w (N, ·), P (N, ·, ·)."""
@@ -96,9 +109,13 @@ class Tokens:
     symmetric: bool = False
     """Whether every P_n is known to be symmetric: so it is in a diagonal block."""
 
-    @cached_property
+    @property
     def matrix(self) -> Tensor:
         """P."""
+        return self.given if isinstance(self.given, Tensor) else self._built
+
+    @cached_property
+    def _built(self) -> Tensor:
         return built(self.given)
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -125,21 +142,17 @@ class Tokens:
 
     def dense(self, space: Tensor | None = None) -> Tensor:
         """[a, d, c, e], a view of one product of matrices; in the memory of ``space``, if there is one."""
-        (u, on_u), (w, on_w) = (self.u, self.on_u), (self.w, self.on_w)
-        if on_u == "e":
-            (u, on_u), (w, on_w) = (w, on_w), (u, on_u)
-        outer, matrix, on_matrix = (u.unsqueeze(2) * w.unsqueeze(1)).flatten(1), self.matrix, self.on_matrix
+        matrix, on_matrix = self.matrix, self.on_matrix
         if matrix.stride(1) == 1 and "e" not in on_matrix:  # a transpose, which need not be copied
             matrix, on_matrix = matrix.mT, on_matrix[::-1]
-        vectors, matrices = (u.shape[1], w.shape[1]), matrix.shape[1:]
-        # e, the axis that runs fastest in a block, last: what is copied from here is copied in runs
-        if on_w == "e":
-            rows, columns, sizes, have = matrix.flatten(1), outer, (*matrices, *vectors), on_matrix + on_u + on_w
-        else:
-            rows, columns, sizes, have = outer, matrix.flatten(1), (*vectors, *matrices), on_u + on_w + on_matrix
-        shape = (rows.shape[1], columns.shape[1])
+        exchanged, last, order = _layout(self.on_u, self.on_w, on_matrix)
+        u, w = (self.w, self.u) if exchanged else (self.u, self.w)
+        outer, inner = (u.unsqueeze(2) * w.unsqueeze(1)).flatten(1), matrix.flatten(1)
+        rows, columns = (inner, outer) if last else (outer, inner)
+        shape, vectors = (rows.shape[1], columns.shape[1]), (u.shape[1], w.shape[1])
         product = torch.mm(rows.T, columns, out=None if space is None else space[: shape[0] * shape[1]].view(shape))
-        return product.view(sizes).permute([have.index(axis) for axis in AXES])
+        sizes = (*matrix.shape[1:], *vectors) if last else (*vectors, *matrix.shape[1:])
+        return product.view(sizes).permute(order)
 
     def diagonal(self) -> Tensor:
         """[a, d], the entries with c = a and e = d."""

@@ -21,7 +21,7 @@ from curvlens.calculus.attention.state import State
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import Curvature, Root, counts, is_zero, rows
 from curvlens.calculus.inputs import in_own_dtype
-from curvlens.calculus.terms import TRANSPOSED, Pair, Term, Tokens, product
+from curvlens.calculus.terms import Pair, Term, Tokens, product
 
 Part = Literal["outer", "functional", "total"]
 
@@ -34,10 +34,12 @@ class Slot:
     head: int
     shape: tuple[int, int]
 
-    def axes(self, *, row: bool) -> tuple[str, str]:
-        """The axes of u and of the index of M, in the row or in the column of a block."""
-        vector, index = ("d", "a") if self.letter == "K" else ("a", "d")
-        return (vector, index) if row else (vector.translate(TRANSPOSED), index.translate(TRANSPOSED))
+
+def axes(first: Slot, second: Slot) -> tuple[str, str, str]:
+    """Where u and w of two matrices lie in their block [a, d, c, e], and the matrix between them."""
+    if first.letter == "K":
+        return ("d", "e", "ac") if second.letter == "K" else ("d", "c", "ae")
+    return ("a", "e", "dc") if second.letter == "K" else ("a", "c", "de")
 
 
 def slots(layer: Layer) -> list[Slot]:
@@ -104,41 +106,37 @@ def outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> list
     """Σ_i J_iᵀ S_i J_i."""
     if is_zero(curvature):
         return []
-    key = (first, second, id(curvature))
+    key = (first.letter, first.head, second.letter, second.head, id(curvature))
     if key not in state.outer_terms:
         state.outer_terms[key] = [_outer(state, first, second, curvature)]
     return state.outer_terms[key]
 
 
 def _outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> Term:
-    u, w = (state.vector(slot.letter, slot.head) for slot in (first, second))
-    (on_u, row), (on_w, column) = first.axes(row=True), second.axes(row=False)
-    same = first == second
+    u, w = state.vector(first.letter, first.head), state.vector(second.letter, second.head)
+    on_u, on_w, on_matrix = axes(first, second)
+    same = first is second
     if isinstance(curvature, Root):
         seen = state.jacobian_times(first.letter, first.head, curvature)
         other = seen if same else state.jacobian_times(second.letter, second.head, curvature)
-        return Tokens(u, w, product(seen, other), on_u, on_w, row + column, same)
+        return Tokens(u, w, product(seen, other), on_u, on_w, on_matrix, same)
     if isinstance(curvature, Tensor):
         left, right = (state.jacobian(slot.letter, slot.head) for slot in (first, second))
         sandwich = curvature if left is None else left @ curvature
         sandwich = sandwich if right is None else sandwich @ right.mT
-        return Tokens(u, w, sandwich, on_u, on_w, row + column, same)
-    left = state.jacobian(first.letter, first.head)
+        return Tokens(u, w, sandwich, on_u, on_w, on_matrix, same)
+    left = state.scaled_jacobian(first.letter, first.head, curvature)
     if left is None:
         right = state.scaled_jacobian(second.letter, second.head, curvature)
         middle = None if right is None else right.mT
     else:
-        left, right = (
-            state.scaled_jacobian(first.letter, first.head, curvature),
-            state.jacobian(second.letter, second.head),
-        )
-        assert left is not None
+        right = state.jacobian(second.letter, second.head)
         middle = left if right is None else left @ right.mT
     if middle is None:
-        return Pair((curvature * u).mT @ w, None, on_u + on_w, row + column, first.shape["ad".index(row)])
+        return Pair((curvature * u).mT @ w, None, on_u + on_w, on_matrix, first.shape["ad".index(on_matrix[0])])
     if middle.ndim == 2:  # the same for all tokens
-        return Pair(u.mT @ w, middle, on_u + on_w, row + column, first.shape["ad".index(row)])
-    return Tokens(u, w, middle, on_u, on_w, row + column, same)
+        return Pair(u.mT @ w, middle, on_u + on_w, on_matrix, first.shape["ad".index(on_matrix[0])])
+    return Tokens(u, w, middle, on_u, on_w, on_matrix, same)
 
 
 def _both(state: State, first: Slot, second: Slot) -> list[Term]:
@@ -147,25 +145,27 @@ def _both(state: State, first: Slot, second: Slot) -> list[Term]:
         return []
     if not isinstance(state.total, float) or is_zero(state.total):
         return []
-    x, q = (state.vector(slot.letter, slot.head) for slot in (first, second))
-    (on_x, row), (on_q, column) = first.axes(row=True), second.axes(row=False)
-    sides: list[Side] = ["K" if slot.letter == "Q" else "X" for slot in (first, second)]
-    matrix = state.potential.curved(state.total, *sides)[first.head]
-    found = Tokens(x, q, matrix, on_x, on_q, row + column, first == second)
-    return [found] if first == second else [found, scores(state, first.head)]
+    u, w = state.vector(first.letter, first.head), state.vector(second.letter, second.head)
+    matrix = state.potential.curved(state.total, _side(first), _side(second))[first.head]
+    found = Tokens(u, w, matrix, *axes(first, second), first is second)
+    return [found] if first is second else [found, scores(state, first.head)]
+
+
+def _side(slot: Slot) -> Side:
+    """What a query or key matrix sees the potential through."""
+    return "K" if slot.letter == "Q" else "X"
 
 
 def functional(state: State, first: Slot, second: Slot) -> list[Term]:
     """⟨g, ∂²F⟩ of two matrices of one head; zero between values, and between heads."""
     layer, phi, h = state.layer, state.potential, first.head
     pair = first.letter + second.letter
-    x, q = (state.vector(slot.letter, slot.head) for slot in (first, second))
+    u = state.vector(first.letter, h)
     if pair in ("QQ", "KK", "QK"):
         found: list[Term] = []
         if phi.has_third:
-            third = phi.third_of(h, "K" if first.letter == "Q" else "X", "K" if second.letter == "Q" else "X")
-            (on_x, row), (on_q, column) = first.axes(row=True), second.axes(row=False)
-            found.append(Tokens(x, q, third, on_x, on_q, row + column, first == second))
+            third = phi.third_of(h, _side(first), _side(second))
+            found.append(Tokens(u, state.vector(second.letter, h), third, *axes(first, second), first is second))
         if pair == "QK":
             found.append(scores(state, h))
         return found
@@ -173,13 +173,13 @@ def functional(state: State, first: Slot, second: Slot) -> list[Term]:
         return [Pair(phi.mean[h].mT @ state.g, None, "ae", "dc", first.shape[1])]
     if second.letter not in "VO" or first.letter not in "QK":
         return []
-    moment = phi.second("X", "K" if first.letter == "Q" else "X")[h]
+    moment = phi.second("X", _side(first))[h]
     if second.letter == "V":
         cotangent = state.g if layer.up is None else state.g @ layer.up[h].mT
     else:
         cotangent, moment = state.g, layer.down[h].mT @ moment
-    on_vector, on_index = first.axes(row=True)
-    return [Tokens(x, cotangent, moment, on_vector, "e", "c" + on_index)]
+    on_u, _, on_matrix = axes(first, second)
+    return [Tokens(u, cotangent, moment, on_u, "e", "c" + on_matrix[0])]
 
 
 def scores(state: State, head: int) -> Pair:

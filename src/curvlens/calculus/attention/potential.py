@@ -35,6 +35,8 @@ class Potential:
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self._weights: dict[Side, Tensor | None] = {"X": None, "K": layer.WK, "V": layer.WV}
+        self._known: dict[Side, Side] = {"X": "X", "K": "K" if layer.WK is not None else "X", "V": "V"}
+        """A side as it is known by: W_QK is no product, and has no W_K."""
         self._found: dict[tuple[int, Side, Side], Tensor] = {}
 
     @property
@@ -75,16 +77,11 @@ class Potential:
         return self.second(left, right) @ columns
 
     def _matrix(self, order: int, left: Side, right: Side) -> Tensor:
-        left, right = self._known(left), self._known(right)
-        if (order, right, left) in self._found:
-            return self._found[order, right, left].mT if left != right else self._found[order, right, left]
-        if (order, left, right) not in self._found:
-            self._found[order, left, right] = self._sum(order, left, right)
-        return self._found[order, left, right]
-
-    def _known(self, side: Side) -> Side:
-        """A side as it is known by: W_QK is no product, and has no W_K."""
-        return "X" if side == "K" and self.layer.WK is None else side
+        key = (order, self._known[left], self._known[right])
+        if key not in self._found:
+            mirrored = self._found.get((order, key[2], key[1]))
+            self._found[key] = self._sum(*key) if mirrored is None else mirrored.mT
+        return self._found[key]
 
     def _sum(self, order: int, left: Side, right: Side) -> Tensor:
         raise NotImplementedError
@@ -207,13 +204,13 @@ class FewKeys(Potential):
 
     def third_of(self, head: int, left: Side, right: Side) -> Tensor | Product:
         """τ² Pᵀ G P' of one head, a product of as many columns as there are keys."""
-        sides = self._factors(3, self._known(left), self._known(right))
+        sides = self._factors(3, self._known[left], self._known[right])
         first, second = (side[head].flatten(0, 1).mT for side in sides)
         return product(first, second)
 
     def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
         """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r): without the matrix between."""
-        first, second = self._side(self._known(left)), self._side(right)
+        first, second = self._side(self._known[left]), self._side(right)
         seen = second @ columns.view(*self.layer.queries.shape[:2], *columns.shape[1:])
         return (first.mT @ (self.layer.tau * self._weight[..., None] * seen)).flatten(1, 2)
 

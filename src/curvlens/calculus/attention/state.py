@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.layer import Layer
@@ -32,7 +33,7 @@ class State:
     @cached_property
     def B(self) -> Tensor:
         """X_qᵀ p = X_qᵀ W X, (H, d_q, d): the gradient by the product W_Q W_Kᵀ is τ B."""
-        return self.x.mT @ self.potential.first_order
+        return torch.bmm(self.x.mT.expand(self.layer.heads, -1, -1), self.potential.first_order)
 
     @cached_property
     def _vectors(self) -> dict[str, tuple[Tensor, ...]]:
