@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from curvlens.calculus.curvature import Curvature, Root, counts
-from curvlens.calculus.inputs import alike, largest
+from curvlens.calculus.curvature import Curvature, Root, copied, counts
+from curvlens.calculus.inputs import largest, of_one_kind, require_finite
 from curvlens.errors import CurvlensError, a_kind
 
 
@@ -23,6 +23,10 @@ class Loss(NamedTuple):
     """S of the Gauss–Newton part, (B, L, d_out, d_out) or a number."""
     rest: Curvature
     """What else of S there is: the curvature of what follows, which belongs to the functional part."""
+
+    def copy(self) -> Loss:
+        """The same with tensors of its own."""
+        return Loss(self.gradient.clone(), copied(self.outer), copied(self.rest))
 
 
 class Outputs(NamedTuple):
@@ -48,10 +52,11 @@ def behind(of: Outputs, target: Any, grad: Any, curvature: Any, reduction: str) 
     if target is not None:
         if curvature is not None:
             raise CurvlensError("The square loss has its own curvature: give target= alone, or grad= and curvature=.")
-        _fits("target", target, shape, of)
+        _fits("target", target, shape, of, finite=False)
         c = 2 * scale / (length * width)
         gradient = c * (of.compute() - target.detach().reshape(of.shape))
         if not math.isfinite(float(gradient.sum())) and not gradient.isfinite().all():
+            require_finite("target", target)
             raise CurvlensError("Outputs overflow: tokens and weights are too large for their dtype.")
         return Loss(gradient, c, 0.0)
     if curvature is None:
@@ -103,11 +108,13 @@ def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Outputs, scale
     return scale * symmetric
 
 
-def _fits(name: str, given: Any, shape: tuple[int, ...], of: Outputs) -> None:
+def _fits(name: str, given: Any, shape: tuple[int, ...], of: Outputs, *, finite: bool = True) -> None:
     if not isinstance(given, Tensor) or tuple(given.shape) != shape:
         got = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else a_kind(given)
         what = "one matrix for each token of the output" if "curvature" in name else "that of the output"
         root = isinstance(given, Tensor) and given.shape[:-1] == shape[:-1] and name.startswith("curvature")
         hint = " A root R of it is given as attention.Root(R)." if root else ""
         raise CurvlensError(f"{name} has to have the shape {shape}, {what}; got {got}.{hint}")
-    alike({name: given}, X=of.like)
+    of_one_kind({"X": of.like, name: given})
+    if finite:
+        require_finite(name, given)

@@ -35,6 +35,13 @@ def flat(curvature: Curvature) -> Curvature:
     return curvature.flatten(0, 1) if isinstance(curvature, Tensor) else curvature
 
 
+def copied(curvature: Curvature) -> Curvature:
+    """The same with a tensor of its own."""
+    if isinstance(curvature, Root):
+        return Root(curvature.R.clone())
+    return curvature.clone() if isinstance(curvature, Tensor) else curvature
+
+
 def is_zero(curvature: Curvature) -> bool:
     """Whether it is the number 0."""
     return isinstance(curvature, float) and curvature == 0

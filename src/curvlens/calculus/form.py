@@ -91,9 +91,10 @@ class Form:
 
     def place(self, matrix: Tensor, first: str, second: str) -> Tensor:
         """A block of a matrix of the size of the whole, as a view [a, d, c, e]."""
-        shape, (down, right) = self._axes(first, second), matrix.stride()
+        (height, width), (tall, wide), (down, right) = self.shapes[first], self.shapes[second], matrix.stride()
         start = matrix.storage_offset() + self.slices[first].start * down + self.slices[second].start * right
-        return matrix.as_strided(shape, (shape[1] * down, down, shape[3] * right, right), start)
+        strides = (width * down, down, wide * right, right)
+        return matrix.as_strided((height, width, tall, wide), strides, start)
 
     def room(self, numbers: int, what: str) -> None:
         """Refuse what does not fit memory."""
@@ -122,11 +123,12 @@ class Form:
 
     @torch.inference_mode()  # a tenth of the time of small layers; what leaves was allocated outside
     def _write(self, out: Tensor, work: Tensor, more: Tensor) -> None:
-        for i, first in enumerate(self.names):
-            for second in self.names[i:]:
+        names, mirrored = self.names, out.T
+        for i, first in enumerate(names):
+            for second in names[i:]:
                 places = [self.place(out, first, second)]
                 if first != second:  # from where it was calculated, it is read in runs: not so from its place
-                    places.append(self.place(out.T, first, second))
+                    places.append(self.place(mirrored, first, second))
                 summed(merged(self.terms(first, second)), places, work, more)
 
     # What is read off

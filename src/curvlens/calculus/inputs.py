@@ -53,18 +53,20 @@ def of_one_kind(tensors: dict[str, Any]) -> None:
             )
 
 
-def alike(tensors: dict[str, Any], **like: Tensor) -> None:
-    """All are real floating tensors of one dtype and device, with finite numbers and nothing empty.
-
-    ``like`` is a tensor that was checked before, by its name: the others have to be of its kind.
-    """
-    of_one_kind({**like, **tensors})
+def alike(tensors: dict[str, Any]) -> None:
+    """All are real floating tensors of one dtype and device, with finite numbers and nothing empty."""
+    of_one_kind(tensors)
     for name, tensor in tensors.items():
-        if not tensor.numel():
-            raise CurvlensError(f"{name} of shape {tuple(tensor.shape)} is empty.")
-        # a sum is finite only if all are: one pass, and no mask
-        if not math.isfinite(float(tensor.detach().sum())) and not tensor.isfinite().all():
-            raise CurvlensError(f"{name} has NaN or infinite entries ({int((~tensor.isfinite()).sum())} of them).")
+        require_finite(name, tensor)
+
+
+def require_finite(name: str, tensor: Tensor) -> None:
+    """It has numbers, and all of them are finite."""
+    if not tensor.numel():
+        raise CurvlensError(f"{name} of shape {tuple(tensor.shape)} is empty.")
+    # a sum is finite only if all are: one pass, and no mask
+    if not math.isfinite(float(tensor.detach().sum())) and not tensor.isfinite().all():
+        raise CurvlensError(f"{name} has NaN or infinite entries ({int((~tensor.isfinite()).sum())} of them).")
 
 
 def require_room(numbers: int, like: Tensor, what: str, instead: str) -> None:

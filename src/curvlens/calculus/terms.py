@@ -95,7 +95,7 @@ def _layout(on_u: str, on_w: str, on_matrix: str) -> tuple[bool, bool, list[int]
     return exchanged, last, [have.index(axis) for axis in AXES]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Tokens:
     """Σ_n u_n w_n P_n, with u (N, ·), w (N, ·), P (N, ·, ·)."""
 
@@ -150,7 +150,8 @@ class Tokens:
         outer, inner = (u.unsqueeze(2) * w.unsqueeze(1)).flatten(1), matrix.flatten(1)
         rows, columns = (inner, outer) if last else (outer, inner)
         shape, vectors = (rows.shape[1], columns.shape[1]), (u.shape[1], w.shape[1])
-        product = torch.mm(rows.T, columns, out=None if space is None else space[: shape[0] * shape[1]].view(shape))
+        out = None if space is None else space.as_strided(shape, (shape[1], 1))
+        product = torch.mm(rows.T, columns, out=out)
         sizes = (*matrix.shape[1:], *vectors) if last else (*vectors, *matrix.shape[1:])
         return product.view(sizes).permute(order)
 
@@ -181,7 +182,7 @@ class Tokens:
         return replace(self, given=self.matrix[:, :, part], symmetric=False)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Pair:
     """M ⊗ N on chosen axes; N = None is the identity of size ``size``."""
 
@@ -237,7 +238,7 @@ class Pair:
         return replace(self, second=matrix[part] if self.on_second[0] == "a" else matrix[:, part])
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Diagonal:
     """Σ_n u_n w_n diag(v_n), with u, w and v (N, ·)."""
 
@@ -301,7 +302,7 @@ class Diagonal:
         return Given(self.dense()[part])
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Given:
     """A block that is there already, [a, d, c, e]."""
 
@@ -338,6 +339,8 @@ Term = Tokens | Diagonal | Pair | Given
 
 def merged(terms: Sequence[Term]) -> list[Term]:
     """The same sum with fewer terms: those with equal vectors on equal axes add their matrices."""
+    if len(terms) == 1:
+        return list(terms)
     result: list[Term] = []
     for term in terms:
         for i, other in enumerate(result):

@@ -35,7 +35,7 @@ class AttentionHessian:
     """
 
     def __init__(self, of: Layer, loss: Loss, wrt: Sequence[str], batch: Sequence[int], *, named: bool) -> None:
-        self.layer, self.loss = of, loss
+        self._layer, self._loss = of, loss
         self._batch, self._named = tuple(batch), named
         tokens = [letter for letter in ("X", "C") if letter in wrt]
         self._slots: dict[str, Slot] = {}
@@ -45,9 +45,6 @@ class AttentionHessian:
                 letter = "QK" if single and slot.letter == "Q" else slot.letter
                 self._slots[f"{letter}{slot.head}" if named else letter] = slot
         shapes = {name: slot.shape for name, slot in self._slots.items()}
-        self._letters = {slot.letter: slot.shape for slot in self._slots.values()}  # the same for every head
-        self._sizes = [a * b for a, b in self._letters.values()]
-        self._places = [(n, s, sum(self._sizes[:i])) for i, (n, s) in enumerate(self._letters.items())]
         for letter in tokens:
             source = of.queries if letter == "X" else of.keys
             shapes[letter] = (source.shape[0] * source.shape[1], source.shape[2])
@@ -55,6 +52,16 @@ class AttentionHessian:
         self._shapes = shapes
         self._products: dict[Part, ByMoments] = {}
         self._blocks = Blocks(of, loss, self._slots)
+
+    @cached_property
+    def layer(self) -> Layer:
+        """What was given, in one shape: tokens, weights, and what attends to what."""
+        return self._layer.copy()
+
+    @cached_property
+    def loss(self) -> Loss:
+        """Gradient and curvature at every output token."""
+        return self._loss.copy()
 
     @cached_property
     def outer(self) -> Form:
@@ -73,10 +80,10 @@ class AttentionHessian:
 
     def _make(self, part: Part, title: str) -> Form:
         terms = self._terms if self._tokens else self._blocks.terms
-        return Form(self._shapes, lambda a, b: terms(a, b, part), self.layer.queries, title)
+        return Form(self._shapes, lambda a, b: terms(a, b, part), self._layer.queries, title)
 
     def __repr__(self) -> str:
-        of = self.layer
+        of = self._layer
         what = ("masked " if of.allowed is not None else "") + ("cross-attention" if of.crossed else "self-attention")
         return (
             f"AttentionHessian({of.kind} {what}, {of.heads} head{'s' if of.heads > 1 else ''}, {of.samples} sample"
@@ -147,30 +154,41 @@ class AttentionHessian:
     @cached_property
     def _at_once(self) -> int:
         """So many directions go along the tokens together: each has some copies of the attention matrix."""
-        of = self.layer
+        of = self._layer
         return max(1, ALONG // (of.heads * of.samples * of.queries.shape[1] * of.keys.shape[1]))
 
     @cached_property
     def _few_keys(self) -> bool:
         """Whether a product costs less along the tokens, N L_k (d_K + d_V), than by the moments, 2 N d²."""
-        of = self.layer
+        of = self._layer
         return of.keys.shape[1] * (of.WQ.shape[-1] + of.d_out) < of.keys.shape[2] ** 2
+
+    @cached_property
+    def _letters(self) -> dict[str, tuple[int, int]]:
+        """The shapes of the matrices of one head: they are the same for all."""
+        return {slot.letter: slot.shape for slot in self._slots.values()}
+
+    @cached_property
+    def _places(self) -> list[tuple[str, tuple[int, int], int]]:
+        """Where the matrices of one head begin in a vector, with their shapes."""
+        sizes = [a * b for a, b in self._letters.values()]
+        return [(letter, shape, sum(sizes[:i])) for i, (letter, shape) in enumerate(self._letters.items())]
 
     def _by_moments(self, v: Tensor, part: Part) -> Tensor:
         if part not in self._products:
             self._products[part] = ByMoments(self._state, part)
         product = self._products[part]
-        if self.layer.heads == 1:
+        if self._layer.heads == 1:
             start = v.storage_offset()
             found = product({n: v.as_strided(shape, (shape[1], 1), start + i) for n, shape, i in self._places})
             return torch.cat([found[letter].reshape(-1) for letter in self._letters])
-        heads = self.layer.heads
-        pieces = zip(self._letters.items(), torch.split(v.view(heads, -1), self._sizes, 1), strict=True)
-        found = product({letter: piece.reshape(heads, *shape) for (letter, shape), piece in pieces})
+        heads = self._layer.heads
+        rows = v.view(heads, -1)
+        found = product({n: rows[:, i : i + a * b].reshape(heads, a, b) for n, (a, b), i in self._places})
         return torch.cat([found[letter].reshape(heads, -1) for letter in self._letters], 1).reshape(-1)
 
     def _along_tokens(self, columns: Tensor, part: Part) -> Tensor:
-        (of, loss), form = (self.layer, self.loss) if self._tokens else self._blocks.known, self.total
+        (of, loss), form = (self._layer, self._loss) if self._tokens else self._blocks.known, self.total
         given: dict[str, Tensor] = {}
         for letter in self._letters:
             names = [name for name, slot in self._slots.items() if slot.letter == letter]
@@ -194,9 +212,9 @@ class AttentionHessian:
 
         M3 has L d³ numbers a head and sample.
         """
-        if self.layer.kind != "softmax":
+        if self._layer.kind != "softmax":
             raise CurvlensError("Linear attention has no rows that are distributions, hence no moments.")
-        of = self.layer
+        of = self._layer
         found = moments(of.attention, of.keys.expand(of.heads, *of.keys.shape))
         lead = (of.heads, *self._batch) if self._named else self._batch
         return Moments(*(m.reshape(*lead, *m.shape[2:]) for m in found))
@@ -204,15 +222,15 @@ class AttentionHessian:
     # The finer split of the query-key part, Remark D.1
 
     def _query_key(self, head: int | None) -> tuple[str, str]:
-        if self.layer.WK is None:
+        if self._layer.WK is None:
             raise CurvlensError("One matrix W_QK is not split at the scores: that needs W_Q and W_K.")
         wanted = [n for n, slot in self._slots.items() if slot.letter in "QK" and slot.head == (head or 0)]
         if len(wanted) != 2:
             raise CurvlensError(
                 f"The split at the scores needs Q and K of head {head or 0}; the blocks are {', '.join(self._slots)}."
             )
-        if head is None and self.layer.heads > 1:
-            raise CurvlensError(f"There are {self.layer.heads} heads: say which, as in t_outer(head=0).")
+        if head is None and self._layer.heads > 1:
+            raise CurvlensError(f"There are {self._layer.heads} heads: say which, as in t_outer(head=0).")
         return (wanted[0], wanted[1])
 
     def t_outer(self, head: int | None = None) -> Form:
@@ -223,7 +241,7 @@ class AttentionHessian:
             found = self._blocks.terms(first, second, "total")
             return [term for term in found if not isinstance(term, Pair)]  # which is the T-functional part
 
-        return Form(shapes, of, self.layer.queries, "T-outer part")
+        return Form(shapes, of, self._layer.queries, "T-outer part")
 
     def t_functional(self, head: int | None = None) -> Form:
         """What W_Q W_Kᵀ being a product adds: τ [[0, B], [Bᵀ, 0]] ⊗ I (Remark D.1).
@@ -235,7 +253,7 @@ class AttentionHessian:
         def of(first: str, second: str) -> list[Term]:
             return [] if first == second else [scores(self._state, self._slots[first].head)]
 
-        return Form(shapes, of, self.layer.queries, "T-functional part")
+        return Form(shapes, of, self._layer.queries, "T-functional part")
 
     def rank_bound(self, head: int | None = None) -> RankBound:
         """Bounds on the rank of the T-outer part."""
@@ -249,4 +267,4 @@ class AttentionHessian:
         (W_Q Ξ, −W_K Ξᵀ) leaves W_Q W_Kᵀ as it is, and (W_V Ξ, −Ξ W_O) the product of a low-rank value: d_K² and r² a
         head.
         """
-        return gauge(self.layer, {(slot.letter, slot.head): n for n, slot in self._slots.items()}, self.total)
+        return gauge(self._layer, {(slot.letter, slot.head): n for n, slot in self._slots.items()}, self.total)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ Kind = Literal["softmax", "linear"]
 Value = Tensor | tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Layer:
     """Tokens (B, L, d), weights with a leading head axis, the scale of the scores and who may attend to whom."""
 
@@ -120,6 +120,11 @@ class Layer:
     def outputs(self, batch: Sequence[int]) -> Outputs:
         """What a loss behind the layer needs of it."""
         return Outputs(lambda: self.output, self.shape, batch, self.queries)
+
+    def copy(self) -> Layer:
+        """The same layer with tensors of its own: outside of inference mode, they may be differentiated through."""
+        tensors = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{each.name: tensors[each.name] for each in fields(self) if each.name in tensors})
 
     def rows(self, keep: Tensor) -> Layer:
         """The same layer with some of the query positions only."""
