@@ -98,7 +98,8 @@ def contracted_rows(
 ) -> Contracted:
     """The same for the rows of all samples, one behind the other, and τ M2 and τ² G: a κ comes with a factor τ."""
     rest, r = _without_largest(attention, x)
-    chunks = _chunks(*attention.shape[:2], x.shape[1] * x.shape[2])
+    samples, rows, k = attention.shape
+    chunks = _chunks(samples, rows, k * x.shape[2])
     if len(chunks) == 1:
         return Contracted(*_about(attention, rest, x, r, u, tau))
     pieces = [_about(attention[i, j], rest[i, j], x[i], r[i, j], u[i, j], tau) for i, j in chunks]

@@ -123,8 +123,9 @@ class Layer:
 
     def copy(self) -> Layer:
         """The same layer with tensors of its own: outside of inference mode, they may be differentiated through."""
-        tensors = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **{each.name: tensors[each.name] for each in fields(self) if each.name in tensors})
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        own: dict[str, Any] = {name: t.clone() if isinstance(t, Tensor) else t for name, t in given.items()}
+        return Layer(**own)
 
     def rows(self, keep: Tensor) -> Layer:
         """The same layer with some of the query positions only."""
