@@ -159,10 +159,10 @@ def test_few_keys_are_gone_through_token_by_token() -> None:
     wide = torch.randn(3, 12, dtype=D, generator=torch.Generator().manual_seed(0))
     W = torch.eye(12, dtype=D)
     H = attention.hessian(wide, W, W, W, target=wide.flip(0))
-    assert H._few_keys
+    assert H._products._few_keys
     v = torch.ones(H.total.size, dtype=D)
     for part in ("outer", "functional", "total"):
-        torch.testing.assert_close(H.matvec(v, part), H._by_moments(v, part), rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(H.matvec(v, part), H._products._by_moments(v, part), rtol=1e-11, atol=1e-13)
 
 
 def test_a_query_without_keys_has_output_zero_and_no_curvature() -> None:

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from curvlens.assembly.graph import View
-from curvlens.calculus.form import Form
-from curvlens.calculus.inputs import in_own_dtype
-from curvlens.calculus.terms import Given
+from curvlens.calculus.form import MatrixForm
 
 INPUT = "X"
 """The name of the input of the first layer."""
@@ -86,7 +84,7 @@ class Ledger:
         else:
             place += block
 
-    def form(self, title: str) -> Form:
+    def form(self, title: str) -> MatrixForm:
         """The matrix by parameters, symmetric to the last digit."""
         stops = {use.start: use.stop for use in self._uses}
         for row, column in self._unwritten:
@@ -102,7 +100,7 @@ class Ledger:
             self._matrix = self._by_parameters(self._by_parameters(self._matrix).T)
         if len(set(names)) < len(names):  # rows are added up before columns: the last digits may differ
             self._matrix = (self._matrix + self._matrix.T).div_(2)
-        return Assembled(self.shapes, self._matrix, title)
+        return MatrixForm(self.shapes, self._matrix, title)
 
     def _by_parameters(self, matrix: Tensor) -> Tensor:
         """Rows of uses (width, k) as rows of parameters (size, k)."""
@@ -115,23 +113,3 @@ class Ledger:
             target = use.view.of(places[use.view.name])
             target += matrix[use.place].view(target.shape)
         return rows
-
-
-class Assembled(Form):
-    """A form whose matrix is there."""
-
-    def __init__(self, shapes: Mapping[str, tuple[int, int]], matrix: Tensor, title: str) -> None:
-        super().__init__(shapes, self._block, matrix, title)
-        self._matrix = matrix
-
-    def _block(self, first: str, second: str) -> list[Given]:
-        return [Given(self.place(self._matrix, first, second))]
-
-    def dense(self) -> Tensor:
-        """The whole matrix, blocks in the order of `names`; not a copy."""
-        return self._matrix
-
-    @in_own_dtype
-    def matvec(self, v: Tensor) -> Tensor:
-        """The product with a vector (size,) or with the columns of a (size, k) matrix."""
-        return self._matrix @ self.checked(v)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from curvlens.assembly.elimination import Elimination
 from curvlens.assembly.graph import Trace, View
-from curvlens.assembly.ledger import INPUT, Assembled, Ledger
+from curvlens.assembly.ledger import INPUT, Ledger
 from curvlens.assembly.loss import End
 from curvlens.assembly.products import product
-from curvlens.calculus.form import Form, Key, not_a_part
+from curvlens.calculus.form import Form, Key, MatrixForm, not_a_part
 from curvlens.calculus.inputs import in_own_dtype, require_room
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
@@ -45,6 +45,7 @@ class NetworkHessian:
             rows, columns = (x[..., 0].numel(), x.shape[-1]) if name == INPUT else trace.graph.parameters[name].shape
             self.shapes[name] = (rows, columns)
         self.size = sum(rows * columns for rows, columns in self.shapes.values())
+        self._made: dict[str, Form] = {}
         self._sources: dict[str, list[int]] = {}
         for position, (node, primitive) in enumerate(zip(trace.nodes, trace.at, strict=True)):
             if primitive.curved:
@@ -76,10 +77,17 @@ class NetworkHessian:
         """H − GGN, the sum of all parts."""
         return self._assemble("functional", "Functional part of a network's Hessian")
 
-    @cached_property
+    @property
     def parts(self) -> Mapping[str, Form]:
-        """M_m by the name of the primitive; each is assembled when it is asked for."""
+        """M_m by the name of the primitive; each is assembled when it is first asked for, and kept."""
         return Parts(self)
+
+    def _part(self, name: str) -> Form:
+        if name not in self._made:
+            if name not in self._sources:
+                raise CurvlensError(f"There is no part {name!r}. {nearest(str(name), self._sources)}")
+            self._made[name] = self._assemble(name, f"Part of {name} in a network's Hessian")
+        return self._made[name]
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -157,7 +165,7 @@ class NetworkHessian:
         instead = "Without building it: `matvec`; or fewer parameters: `wrt=`."
         if self.size <= widest:
             require_room(2 * self.size**2, self._like, title, instead)
-            return Assembled(self.shapes, self._by_columns(part), title)
+            return MatrixForm(self.shapes, self._by_columns(part), title)
         with_loss, sources = self._selected(part)
         refs = [ref for node in self._trace.nodes for ref in node.inputs]
         uses = [ref for ref in refs if isinstance(ref, View) and ref.name in self.shapes]
@@ -180,19 +188,13 @@ class NetworkHessian:
 
 
 class Parts(Mapping[str, Form]):
-    """The functional parts by name, made one at a time and kept."""
+    """The functional parts by name, made one at a time."""
 
     def __init__(self, hessian: NetworkHessian) -> None:
         self._hessian = hessian
-        self._made: dict[str, Form] = {}
 
     def __getitem__(self, name: str) -> Form:
-        if name not in self._made:
-            known = self._hessian.part_names
-            if name not in known:
-                raise CurvlensError(f"There is no part {name!r}. {nearest(str(name), known)}")
-            self._made[name] = self._hessian._assemble(name, f"Part of {name} in a network's Hessian")
-        return self._made[name]
+        return self._hessian._part(name)
 
     def __repr__(self) -> str:
         return f"Parts({', '.join(self)})"

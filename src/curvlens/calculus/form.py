@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvlens.calculus.inner import norm
 from curvlens.calculus.inputs import in_own_dtype, require_room
-from curvlens.calculus.terms import Term, merged, summed
+from curvlens.calculus.terms import Given, Term, merged, summed
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
 Key = str | tuple[str, str]
@@ -22,6 +22,20 @@ def not_a_part(key: object, parts: Sequence[str]) -> NoReturn:
     inside = ", ".join(map(repr, key)) if isinstance(key, tuple) else repr(key)
     *more, last = (f"H.{part}[{inside}]" for part in parts)
     raise CurvlensError(f"A block belongs to a part of the Hessian: {', '.join(more)} or {last}.")
+
+
+def places(shapes: Mapping[str, tuple[int, int]]) -> dict[str, slice]:
+    """Where matrices of these shapes lie in a vector of all of them."""
+    found, start = {}, 0
+    for name, (rows, columns) in shapes.items():
+        found[name] = slice(start, start + rows * columns)
+        start += rows * columns
+    return found
+
+
+def require_room_for(numbers: int, like: Tensor, what: str) -> None:
+    """Refuse what does not fit memory."""
+    require_room(numbers, like, what, "Without building it: `matvec`, `norm`, `trace` and `diagonal`.")
 
 
 class Form:
@@ -37,7 +51,11 @@ class Form:
         like: Tensor,
         title: str,
     ) -> None:
-        """``terms(a, b)`` are those of the block (a, b), asked for only with a before b or equal to it."""
+        """``terms(a, b)`` are those of the block (a, b), asked for only with a before b or equal to it.
+
+        It must not lead back to what keeps the form: a ring of references lives until Python looks for rings, however
+        much memory it holds.
+        """
         self.shapes = dict(shapes)
         self.dtype, self.device, self._like = like.dtype, like.device, like
         self.title = title
@@ -45,11 +63,8 @@ class Form:
         self._cache: dict[tuple[str, str], list[Term]] = {}
         self._norms: dict[tuple[str, str], float] = {}
         self._order = {name: i for i, name in enumerate(self.shapes)}
-        self.slices: dict[str, slice] = {}
-        self.size = 0
-        for name, (rows, columns) in self.shapes.items():
-            self.slices[name] = slice(self.size, self.size + rows * columns)
-            self.size += rows * columns
+        self.slices = places(self.shapes)
+        self.size = sum(rows * columns for rows, columns in self.shapes.values())
 
     def __repr__(self) -> str:
         blocks = ", ".join(f"{name} {rows}×{columns}" for name, (rows, columns) in self.shapes.items())
@@ -96,18 +111,13 @@ class Form:
         strides = (width * down, down, wide * right, right)
         return matrix.as_strided((height, width, tall, wide), strides, start)
 
-    def room(self, numbers: int, what: str) -> None:
-        """Refuse what does not fit memory."""
-        instead = "Without building it: `matvec`, `norm`, `trace` and `diagonal`."
-        require_room(numbers, self._like, what, instead)
-
     # What is built
 
     @in_own_dtype
     def __getitem__(self, key: Key) -> Tensor:
         first, second = self.pair(key)
         rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
-        self.room(2 * rows * columns, f"The block ({first}, {second}), with as much to work in,")
+        require_room_for(2 * rows * columns, self._like, f"The block ({first}, {second}), with as much to work in,")
         out, work = (torch.empty(rows * columns, dtype=self.dtype, device=self.device) for _ in range(2))
         summed(merged(self.terms(first, second)), [out.view(self._axes(first, second))], work)
         return out.view(rows, columns)
@@ -116,7 +126,8 @@ class Form:
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`."""
         largest = max(rows * columns for rows, columns in self.shapes.values()) ** 2
-        self.room(self.size**2 + 2 * largest, f"{self.title} as a dense matrix, with two blocks to work in,")
+        what = f"{self.title} as a dense matrix, with two blocks to work in,"
+        require_room_for(self.size**2 + 2 * largest, self._like, what)
         out = torch.empty(self.size, self.size, dtype=self.dtype, device=self.device)
         self._write(out, *(torch.empty(largest, dtype=self.dtype, device=self.device) for _ in range(2)))
         return out
@@ -195,3 +206,24 @@ class Form:
 
     def __matmul__(self, v: Tensor) -> Tensor:
         return self.matvec(v)
+
+
+class MatrixForm(Form):
+    """A form whose matrix is there."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int]], matrix: Tensor, title: str) -> None:
+        super().__init__(shapes, lambda first, second: [], matrix, title)
+        self._matrix = matrix
+
+    def terms(self, first: str, second: str) -> list[Term]:
+        """The block itself."""
+        return [Given(self.place(self._matrix, first, second))]
+
+    def dense(self) -> Tensor:
+        """The whole matrix, blocks in the order of `names`; not a copy."""
+        return self._matrix
+
+    @in_own_dtype
+    def matvec(self, v: Tensor) -> Tensor:
+        """The product with a vector (size,) or with the columns of a (size, k) matrix."""
+        return self._matrix @ self.checked(v)

@@ -29,43 +29,48 @@ class LinearMLPHessian:
 
     def __init__(self, X: Tensor, weights: Sequence[Tensor], gradient: Tensor, c: float) -> None:
         self.weights = list(weights)
-        self._before = [X]  # b_i as rows, (n, ·)
-        for weight in weights[:-1]:
-            self._before.append(self._before[-1] @ weight.T)
-        self._behind = [torch.eye(weights[-1].shape[0], dtype=X.dtype, device=X.device)]  # A_i
-        for weight in reversed(weights[1:]):
-            self._behind.insert(0, self._behind[0] @ weight)
-        self._gradient, self._c = gradient, c
         shapes = {f"W{i + 1}": (w.shape[0], w.shape[1]) for i, w in enumerate(weights)}
-        number = {name: i for i, name in enumerate(shapes)}
+        number, network = {name: i for i, name in enumerate(shapes)}, _Network(X, self.weights, gradient, c)
+
+        def outer(first: str, second: str) -> list[Term]:
+            return network.outer(number[first], number[second])
+
+        def functional(first: str, second: str) -> list[Term]:
+            return network.functional(number[first], number[second])
+
         title = "{} part of a linear network's Hessian"
-        self.outer = Form(shapes, lambda a, b: self._outer(number[a], number[b]), X, title.format("Outer"))
-        self.functional = Form(
-            shapes, lambda a, b: self._functional(number[a], number[b]), X, title.format("Functional")
-        )
-        self.total = Form(
-            shapes,
-            lambda a, b: [*self._outer(number[a], number[b]), *self._functional(number[a], number[b])],
-            X,
-            "Hessian of a linear network",
-        )
+        self.outer = Form(shapes, outer, X, title.format("Outer"))
+        self.functional = Form(shapes, functional, X, title.format("Functional"))
+        self.total = Form(shapes, lambda a, b: [*outer(a, b), *functional(a, b)], X, "Hessian of a linear network")
 
     def __repr__(self) -> str:
         return f"LinearMLPHessian({self.total!r})"
 
-    def _outer(self, i: int, j: int) -> list[Term]:
-        behind = self._behind[i].T @ self._behind[j]
-        return [Pair(self._c * behind, self._before[i].T @ self._before[j], "ac", "de")]
 
-    def _functional(self, i: int, j: int) -> list[Term]:
+class _Network:
+    """What its blocks are made of."""
+
+    def __init__(self, X: Tensor, weights: Sequence[Tensor], gradient: Tensor, c: float) -> None:
+        self.weights, self.gradient, self.c = weights, gradient, c
+        self.before = [X]  # b_i as rows, (n, ·)
+        for weight in weights[:-1]:
+            self.before.append(self.before[-1] @ weight.T)
+        self.behind = [torch.eye(weights[-1].shape[0], dtype=X.dtype, device=X.device)]  # A_i
+        for weight in reversed(weights[1:]):
+            self.behind.insert(0, self.behind[0] @ weight)
+
+    def outer(self, i: int, j: int) -> list[Term]:
+        """c A_iᵀ A_j ⊗ Σ_n b_i b_jᵀ."""
+        return [Pair(self.c * self.behind[i].T @ self.behind[j], self.before[i].T @ self.before[j], "ac", "de")]
+
+    def functional(self, i: int, j: int) -> list[Term]:
+        """⟨g, A_j Ẇ^j M Ẇ^i b_i⟩ with M = W^{j−1} ⋯ W^{i+1}: [a, d] is the entry of Ẇ^i, [c, e] that of Ẇ^j."""
         if i == j:
             return []
-        # ⟨g, A_j Ẇ^j M Ẇ^i b_i⟩ with M = W^{j−1} ⋯ W^{i+1}: [a, d] is the entry of Ẇ^i, [c, e] that of Ẇ^j
-        between = torch.eye(self.weights[i].shape[0], dtype=self._gradient.dtype, device=self._gradient.device)
+        between = torch.eye(self.weights[i].shape[0], dtype=self.gradient.dtype, device=self.gradient.device)
         for weight in self.weights[i + 1 : j]:
             between = weight @ between
-        seen = self._before[i].T @ self._gradient @ self._behind[j]
-        return [Pair(between, seen, "ea", "dc")]
+        return [Pair(between, self.before[i].T @ self.gradient @ self.behind[j], "ea", "dc")]
 
 
 @in_own_dtype

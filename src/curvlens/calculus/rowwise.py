@@ -55,43 +55,26 @@ class RowwiseHessian:
     @cached_property
     def outer(self) -> Form:
         """Jᵀ S J."""
-        return self._form(lambda a, b: self._sandwich(a, b, self._outer), "Outer part of the Hessian")
+        return self._form(self._outer, None, "Outer part of the Hessian")
 
     @cached_property
     def functional(self) -> Form:
         """⟨g, ∂²f⟩, and what else of the curvature there is."""
-        terms = lambda a, b: [*self._sandwich(a, b, self._rest), *self._functional(a, b)]  # noqa: E731
-        return self._form(terms, "Functional part of the Hessian")
+        return self._form(self._rest, self._functional, "Functional part of the Hessian")
 
     @cached_property
     def total(self) -> Form:
         """H."""
-        curvature = plus(self._outer, self._rest)
-        terms = lambda a, b: [*self._sandwich(a, b, curvature), *self._functional(a, b)]  # noqa: E731
-        return self._form(terms, "Hessian")
+        return self._form(plus(self._outer, self._rest), self._functional, "Hessian")
 
-    def _form(self, terms: Functional, what: str) -> Form:
-        return Form(
-            {name: slot.shape for name, slot in self._slots.items()}, terms, self._like, f"{what} {self._title}"
-        )
+    def _form(self, curvature: Curvature, functional: Functional | None, what: str) -> Form:
+        slots = self._slots
 
-    def _sandwich(self, first: str, second: str, curvature: Curvature) -> list[Term]:
-        """Σ_n J_nᵀ S_n J_n."""
-        if is_zero(curvature):
-            return []
-        one, other = self._slots[first], self._slots[second]
-        left, right = one.jacobian, other.jacobian
-        if isinstance(curvature, float):
-            middle = left if right is None else right.mT if left is None else left @ right.mT
-            if middle is None or middle.ndim == 2:  # the same for all tokens
-                return [Pair((curvature * one.u).mT @ other.u, middle, "ac", "de", one.shape[1])]
-            return [Tokens(one.u, other.u, curvature * middle, "a", "c", "de", one is other)]
-        if isinstance(curvature, Root):
-            seen = curvature.R if left is None else left @ curvature.R
-            also = seen if one is other else curvature.R if right is None else right @ curvature.R
-            return [Tokens(one.u, other.u, product(seen, also), "a", "c", "de", one is other)]
-        start = curvature if left is None else left @ curvature
-        return [Tokens(one.u, other.u, start if right is None else start @ right.mT, "a", "c", "de", one is other)]
+        def terms(first: str, second: str) -> list[Term]:
+            own = [] if functional is None else functional(first, second)
+            return [*_sandwich(slots[first], slots[second], curvature), *own]
+
+        return Form({name: slot.shape for name, slot in slots.items()}, terms, self._like, f"{what} {self._title}")
 
     def __getitem__(self, key: object) -> NoReturn:
         not_a_part(key, ("total", "outer", "functional"))
@@ -120,6 +103,24 @@ class RowwiseHessian:
     def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._of(part).matvec(v)
+
+
+def _sandwich(one: Slot, other: Slot, curvature: Curvature) -> list[Term]:
+    """Σ_n J_nᵀ S_n J_n."""
+    if is_zero(curvature):
+        return []
+    left, right = one.jacobian, other.jacobian
+    if isinstance(curvature, float):
+        middle = left if right is None else right.mT if left is None else left @ right.mT
+        if middle is None or middle.ndim == 2:  # the same for all tokens
+            return [Pair((curvature * one.u).mT @ other.u, middle, "ac", "de", one.shape[1])]
+        return [Tokens(one.u, other.u, curvature * middle, "a", "c", "de", one is other)]
+    if isinstance(curvature, Root):
+        seen = curvature.R if left is None else left @ curvature.R
+        also = seen if one is other else curvature.R if right is None else right @ curvature.R
+        return [Tokens(one.u, other.u, product(seen, also), "a", "c", "de", one is other)]
+    start = curvature if left is None else left @ curvature
+    return [Tokens(one.u, other.u, start if right is None else start @ right.mT, "a", "c", "de", one is other)]
 
 
 def units(tokens: Tensor) -> Tensor:

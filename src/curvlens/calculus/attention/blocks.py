@@ -59,14 +59,14 @@ class Blocks:
     It knows nothing of the forms that ask it for terms: in a ring of references, large tensors would outlive their use.
     """
 
-    def __init__(self, layer: Layer, loss: Loss, named: Mapping[str, Slot]) -> None:
-        self._layer, self._loss, self._slots = layer, loss, named
+    def __init__(self, layer: Layer, loss: Loss, slots: Mapping[str, Slot]) -> None:
+        self.layer, self.loss, self.slots = layer, loss, slots
 
     @cached_property
     @in_own_dtype
     def known(self) -> tuple[Layer, Loss]:
         """Layer and loss without tokens of which the loss knows nothing: they add nothing, whatever their size."""
-        layer, loss, parts = self._layer, self._loss, (self._loss.outer, self._loss.rest)
+        layer, loss, parts = self.layer, self.loss, (self.loss.outer, self.loss.rest)
         if all(is_zero(s) or not isinstance(s, float) for s in parts):
             knows = (loss.gradient != 0).any(-1) | counts(parts[0]) | counts(parts[1])
             keep = knows.any(0).nonzero()[:, 0]
@@ -86,7 +86,7 @@ class Blocks:
 
     def terms(self, first: str, second: str, part: Part) -> list[Term]:
         """Those of the block of two weight matrices, the first not after the second."""
-        return terms(self.state, self._slots[first], self._slots[second], part)
+        return terms(self.state, self.slots[first], self.slots[second], part)
 
 
 def terms(state: State, first: Slot, second: Slot, part: Part) -> list[Term]:

@@ -6,24 +6,20 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NoReturn
 
-import torch
 from torch import Tensor
 
-from curvlens.calculus.attention.along_tokens import along_tokens
 from curvlens.calculus.attention.blocks import Blocks, Part, Slot, scores, slots
-from curvlens.calculus.attention.by_moments import ByMoments
 from curvlens.calculus.attention.kernel import RankBound, gauge, rank_bound
 from curvlens.calculus.attention.layer import Layer
+from curvlens.calculus.attention.products import Products
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.form import Form, Key, not_a_part
 from curvlens.calculus.inputs import in_own_dtype
 from curvlens.calculus.moments import Moments, moments
-from curvlens.calculus.terms import Given, Pair, Term
+from curvlens.calculus.terms import Pair, Term
 from curvlens.errors import CurvlensError
 
-ALONG = 1 << 24
-"""Numbers in the attention matrices of all directions that go along the tokens together: 128 MB in float64."""
 PARTS: tuple[Part, ...] = ("outer", "functional", "total")
 
 
@@ -48,10 +44,9 @@ class AttentionHessian:
         for letter in tokens:
             source = of.queries if letter == "X" else of.keys
             shapes[letter] = (source.shape[0] * source.shape[1], source.shape[2])
-        self._tokens = tokens
         self._shapes = shapes
-        self._products: dict[Part, ByMoments] = {}
         self._blocks = Blocks(of, loss, self._slots)
+        self._products = Products(self._blocks, tokens, shapes)
 
     @cached_property
     def layer(self) -> Layer:
@@ -79,7 +74,7 @@ class AttentionHessian:
         return self._make("total", "Attention Hessian")
 
     def _make(self, part: Part, title: str) -> Form:
-        terms = self._terms if self._tokens else self._blocks.terms
+        terms = self._products.terms
         return Form(self._shapes, lambda a, b: terms(a, b, part), self._layer.queries, title)
 
     def __repr__(self) -> str:
@@ -98,17 +93,6 @@ class AttentionHessian:
     @property
     def _state(self) -> State:
         return self._blocks.state
-
-    def _terms(self, first: str, second: str, part: Part) -> list[Term]:
-        if first in self._slots and second in self._slots:
-            return self._blocks.terms(first, second, part)
-        form = self._form(part)
-        (height, width), size = form.shapes[second], form.size
-        form.room(form.shapes[first][0] * form.shapes[first][1] * height * width, f"The block ({first}, {second})")
-        unit = torch.zeros(size, height * width, dtype=form.dtype, device=form.device)
-        unit[form.slices[second]] = torch.eye(height * width, dtype=form.dtype, device=form.device)
-        block = self.matvec(unit, part)[form.slices[first]]
-        return [Given(block.view(*form.shapes[first], height, width))]
 
     def _form(self, part: str) -> Form:
         if part not in PARTS:
@@ -137,73 +121,10 @@ class AttentionHessian:
     @in_own_dtype
     def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
-        vectors = self._form(part).checked(v)
-        if not v.numel():
-            return vectors.clone()
-        if self._tokens or self._few_keys:
-            pieces = vectors.reshape(self.total.size, -1).split(self._at_once, 1)  # type: ignore[no-untyped-call]
-            return torch.cat([self._along_tokens(piece, part) for piece in pieces], 1).reshape(v.shape)
-        if v.ndim == 1:
-            return self._by_moments(vectors.contiguous(), part)
-        products = [self._by_moments(column, part) for column in vectors.T.contiguous()]
-        return torch.stack(products, 1)
+        return self._products(self._form(part).checked(v), part)
 
     def __matmul__(self, v: Tensor) -> Tensor:
         return self.matvec(v)
-
-    @cached_property
-    def _at_once(self) -> int:
-        """So many directions go along the tokens together: each has some copies of the attention matrix."""
-        of = self._layer
-        return max(1, ALONG // (of.heads * of.samples * of.queries.shape[1] * of.keys.shape[1]))
-
-    @cached_property
-    def _few_keys(self) -> bool:
-        """Whether a product costs less along the tokens, N L_k (d_K + d_V), than by the moments, 2 N d²."""
-        of = self._layer
-        return of.keys.shape[1] * (of.WQ.shape[-1] + of.d_out) < of.keys.shape[2] ** 2
-
-    @cached_property
-    def _letters(self) -> dict[str, tuple[int, int]]:
-        """The shapes of the matrices of one head: they are the same for all."""
-        return {slot.letter: slot.shape for slot in self._slots.values()}
-
-    @cached_property
-    def _places(self) -> list[tuple[str, tuple[int, int], int]]:
-        """Where the matrices of one head begin in a vector, with their shapes."""
-        sizes = [a * b for a, b in self._letters.values()]
-        return [(letter, shape, sum(sizes[:i])) for i, (letter, shape) in enumerate(self._letters.items())]
-
-    def _by_moments(self, v: Tensor, part: Part) -> Tensor:
-        if part not in self._products:
-            self._products[part] = ByMoments(self._state, part)
-        product = self._products[part]
-        if self._layer.heads == 1:
-            start = v.storage_offset()
-            found = product({n: v.as_strided(shape, (shape[1], 1), start + i) for n, shape, i in self._places})
-            return torch.cat([found[letter].reshape(-1) for letter in self._letters])
-        heads = self._layer.heads
-        rows = v.view(heads, -1)
-        found = product({n: rows[:, i : i + a * b].reshape(heads, a, b) for n, (a, b), i in self._places})
-        return torch.cat([found[letter].reshape(heads, -1) for letter in self._letters], 1).reshape(-1)
-
-    def _along_tokens(self, columns: Tensor, part: Part) -> Tensor:
-        (of, loss), form = (self._layer, self._loss) if self._tokens else self._blocks.known, self.total
-        given: dict[str, Tensor] = {}
-        for letter in self._letters:
-            names = [name for name, slot in self._slots.items() if slot.letter == letter]
-            parts = [columns[form.slices[name]].T.reshape(-1, *form.shapes[name]) for name in names]
-            given[letter] = torch.stack(parts, 1)
-        for letter in self._tokens:
-            source = of.queries if letter == "X" else of.keys
-            given[letter] = columns[form.slices[letter]].T.reshape(-1, *source.shape)
-        found = along_tokens(of, loss, given, part)
-        out = torch.empty_like(columns)
-        for name, slot in self._slots.items():
-            out[form.slices[name]] = found[slot.letter][:, slot.head].flatten(1).T
-        for letter in self._tokens:
-            out[form.slices[letter]] = found[letter].flatten(1).T
-        return out
 
     @property
     @in_own_dtype

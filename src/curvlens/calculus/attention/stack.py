@@ -20,9 +20,8 @@ from curvlens.calculus.attention.blocks import slots
 from curvlens.calculus.attention.layer import Kind, Layer, Value, layer
 from curvlens.calculus.behind import Loss, behind
 from curvlens.calculus.curvature import Curvature, applied
-from curvlens.calculus.form import Form
+from curvlens.calculus.form import MatrixForm
 from curvlens.calculus.inputs import in_own_dtype
-from curvlens.calculus.terms import Given
 from curvlens.errors import CurvlensError
 
 
@@ -30,9 +29,9 @@ class StackHessian:
     """``.outer``, ``.functional`` and ``.total`` of a stack of attention layers; blocks are ``Q1 K1 V1 Q2 …``."""
 
     def __init__(self, shapes: dict[str, tuple[int, int]], outer: Tensor, functional: Tensor) -> None:
-        self.outer = _form(shapes, outer, "Outer part of a stack of attention layers")
-        self.functional = _form(shapes, functional, "Functional part of a stack of attention layers")
-        self.total = _form(shapes, outer + functional, "Hessian of a stack of attention layers")
+        self.outer = MatrixForm(shapes, outer, "Outer part of a stack of attention layers")
+        self.functional = MatrixForm(shapes, functional, "Functional part of a stack of attention layers")
+        self.total = MatrixForm(shapes, outer + functional, "Hessian of a stack of attention layers")
 
     def __repr__(self) -> str:
         return f"StackHessian({self.total!r})"
@@ -106,11 +105,3 @@ def _sandwich(moved: Tensor, curvature: Curvature) -> Tensor:
     """T S Tᵀ of directions (size, B, L, d)."""
     curved = applied(curvature, moved)
     return moved.new_zeros(len(moved), len(moved)) if curved is None else moved.flatten(1) @ curved.flatten(1).T
-
-
-def _form(shapes: dict[str, tuple[int, int]], matrix: Tensor, title: str) -> Form:
-    def terms(first: str, second: str) -> list[Given]:
-        return [Given(form.place(matrix, first, second))]
-
-    form = Form(shapes, terms, matrix, title)
-    return form
