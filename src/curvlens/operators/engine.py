@@ -8,6 +8,7 @@ the same: sums over pieces are in float64 and divided once.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError
-from curvlens.operators.graph import Graph, Parts
+from curvlens.operators.graph import Graph, Parts, alive
 from curvlens.operators.meter import Meter, OverBudgetError
 from curvlens.pieces import Piece
 from curvlens.point import Point
@@ -94,9 +95,14 @@ class Engine:
     """Applies second-order products to vectors, over all the data of a problem."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+        self._problem = weakref.ref(problem)  # which keeps this: a ring would hold the graphs until Python finds it
         self._plan: list[_Entry] | None = None
         self._point: Point | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """Whose it is; operators hold it."""
+        return alive(self._problem)
 
     @property
     def kept_bytes(self) -> int:

@@ -14,6 +14,7 @@ closed for F, so one graph serves all.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -31,6 +32,13 @@ from curvlens.problem import Problem
 
 Parts = dict[str, Tensor]
 """A vector by parameter name; a name that is missing means zeros."""
+
+
+def alive(reference: weakref.ref[Problem]) -> Problem:
+    """The problem that something belongs to: whoever uses it holds the problem."""
+    problem = reference()
+    assert problem is not None
+    return problem
 
 
 class Seam:
@@ -102,7 +110,7 @@ class Graph:
     """The gradient of one piece, as a graph in the named parameters."""
 
     def __init__(self, problem: Problem, piece: Piece, names: Iterable[str]) -> None:
-        self.problem = problem
+        self._problem = weakref.ref(problem)
         self.leaves = problem.leaves(names)
         self.memo: dict[Any, Any] = {}
         """What an operator wants to find again at its next product; gone with the graph."""
@@ -111,7 +119,7 @@ class Graph:
 
     def _inside(self, action: Callable[[], Result]) -> Result:
         """Run forward or backward passes with the leaves in the place of the model's parameters."""
-        return self.problem.at(self.leaves, action, twice=True)
+        return alive(self._problem).at(self.leaves, action, twice=True)
 
     def _build(self, problem: Problem, piece: Piece) -> None:
         outputs = problem.loss_function.outputs(problem.model, piece.batch)
