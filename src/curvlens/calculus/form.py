@@ -84,7 +84,10 @@ class Form:
     def terms(self, first: str, second: str) -> list[Term]:
         """The terms of a block; of one below the diagonal, those of its transpose, transposed."""
         if self._order[first] > self._order[second]:
-            return [term.T for term in self.terms(second, first)]
+            return [term.T for term in self._above(second, first)]
+        return self._above(first, second)
+
+    def _above(self, first: str, second: str) -> list[Term]:
         if (first, second) not in self._cache:
             self._cache[first, second] = list(self._terms(first, second))
         return self._cache[first, second]
@@ -140,7 +143,7 @@ class Form:
                 places = [self.place(out, first, second)]
                 if first != second:  # from where it was calculated, it is read in runs: not so from its place
                     places.append(self.place(mirrored, first, second))
-                summed(merged(self.terms(first, second)), places, work, more)
+                summed(merged(self._above(first, second)), places, work, more)
 
     # What is read off
 

@@ -74,7 +74,7 @@ class AttentionHessian:
         return self._make("total", "Attention Hessian")
 
     def _make(self, part: Part, title: str) -> Form:
-        terms = self._products.terms
+        terms = self._blocks.terms if len(self._shapes) == len(self._slots) else self._products.terms
         return Form(self._shapes, lambda a, b: terms(a, b, part), self._layer.queries, title)
 
     def __repr__(self) -> str:

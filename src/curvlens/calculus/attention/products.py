@@ -26,7 +26,6 @@ class Products:
 
     def __init__(self, blocks: Blocks, tokens: Sequence[str], shapes: Mapping[str, tuple[int, int]]) -> None:
         self._blocks, self._tokens, self._shapes = blocks, tokens, shapes
-        self._slices = places(shapes)
         self._prepared: dict[Part, ByMoments] = {}
 
     def __call__(self, vectors: Tensor, part: Part) -> Tensor:
@@ -54,6 +53,10 @@ class Products:
         unit = torch.zeros(size, height * width, dtype=like.dtype, device=like.device)
         unit[self._slices[second]] = torch.eye(height * width, dtype=like.dtype, device=like.device)
         return [Given(self(unit, part)[self._slices[first]].view(*self._shapes[first], height, width))]
+
+    @cached_property
+    def _slices(self) -> dict[str, slice]:
+        return places(self._shapes)
 
     @cached_property
     def _few_keys(self) -> bool:
