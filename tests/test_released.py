@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,3 +77,14 @@ def test_a_form_outlives_its_hessian() -> None:
     problem_less = cl.hessian(cl.Problem(nn.Linear(4, 3).double(), [(X, draw(5, 3))], cl.losses.MSE()))
     assert form["Q", "X"].isfinite().all()
     assert (problem_less @ torch.ones(15, dtype=D)).isfinite().all()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda problem: pickle.loads(pickle.dumps(problem))])
+def test_a_copy_of_a_problem_has_graphs_of_its_own(copied: Callable[[cl.Problem], cl.Problem]) -> None:
+    problem = cl.Problem(nn.Linear(4, 3).double(), [(X, draw(5, 3))], cl.losses.MSE())
+    product = cl.hessian(problem) @ torch.ones(15, dtype=D)
+    other = copied(problem)
+    gone = weakref.ref(problem)
+    del problem
+    assert gone() is None
+    torch.testing.assert_close(cl.hessian(other) @ torch.ones(15, dtype=D), product, rtol=1e-14, atol=0)

@@ -160,10 +160,13 @@ class Problem:
             return self._theta.clone()
         return self.layout.flatten(self._parameters(), dtype=self.dtype, device=self.device)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes over: all but the graphs, which belong to this problem at this point."""
+        return {**self.__dict__, "_engine": None}
+
     def with_params(self, theta: Tensor | Mapping[str, Tensor]) -> Problem:
         """The same problem at another point, a flat vector or a dict of what differs; the model is not touched."""
         other = copy.copy(self)
-        other._engine = None
         other._theta = self._as_vector(theta).clone()
         return other
 

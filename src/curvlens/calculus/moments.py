@@ -128,7 +128,8 @@ def _about(
         from_r = torch.bmm(rest, z)
     y = z.sub_(from_r)  # x_j − m
     w = a * torch.bmm(y, u)  # ∂ℓ/∂T
-    second, third = (torch.bmm((weight * y).mT, y) for weight in (tau * a, tau**2 * w))
+    # scaled last: weights may be the smallest numbers that a dtype has
+    second, third = torch.bmm((a * y).mT, y).mul_(tau), torch.bmm((w * y).mT, y).mul_(tau**2)
     return r.flatten(0, 1) + from_r.squeeze(1), second, torch.bmm(w.mT, y).squeeze(1), third
 
 

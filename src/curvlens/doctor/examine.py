@@ -97,7 +97,6 @@ def doctor(
         if not (data is None and loss is None and params is None and micro_batch is None):
             raise CurvlensError("doctor(problem) takes nothing else: data, loss and params are those of the problem.")
         own = copy.copy(problem)  # what a problem remembers of its passes stays as it is
-        own._engine = None
         return _report(Patient(own.model, own.data.source, own.loss_function, own), lambda source: own)
     if not isinstance(problem, nn.Module):
         raise CurvlensError(
