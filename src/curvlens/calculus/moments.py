@@ -5,8 +5,9 @@ moment. They are the first three derivatives of the row's potential Φ_i(κ) = l
 (`docs/math.md`, "Attention"). The Hessian of attention needs M3 only contracted with a vector, and never builds it.
 
 Where a row is nearly one-hot, E[xxᵀ] − m mᵀ is a difference of two numbers of size 1 for a result of size 1 − max A.
-All sums here are taken about the token r = x_j* with the largest weight and over the others only: A₀ is A with that
-entry struck out. Then every number is a sum of terms of its own size, and as exact as A's small entries.
+Here m − r is summed first, with the token r = x_j* of the largest weight, over the others only: A₀ is A with that entry
+struck out. Moments are then sums of products of the deviations x_j − m = (x_j − r) − (m − r): every number is a sum of
+terms of its own size, and as exact as A's small entries.
 """
 
 from __future__ import annotations
