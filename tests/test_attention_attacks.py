@@ -402,3 +402,21 @@ def test_norms_in_float32_where_nearly_equal_tokens_cancel(seed: int) -> None:
     H = attention.hessian(X.float(), *weights, grad=g.float(), curvature=0.0, context=context.float())
     for block in ("Q", "K"):
         assert H.norm(block) == pytest.approx(float(H.functional[block].double().norm()), rel=1e-5)
+
+
+def test_a_large_token_without_weight_does_not_overflow() -> None:
+    """It is hidden from all queries but one, which gives it no weight; times what values meet, it is beyond float16."""
+    X, C, g = draw(3, 4), draw(6, 4, seed=1), draw(3, 3, seed=2)
+    C[-1] = torch.tensor([3e4, 0, 0, 0])
+    WQ, WK, WV = draw(4, 2, seed=3), draw(4, 2, seed=4), torch.zeros(4, 3, dtype=D)
+    X[:, 0], WQ[0], WQ[1:], WK[0], WV[0], g[:, 0] = 1.0, 0.1, 0.01, -0.1, 1.0, 4.0
+    seen = torch.ones(3, 6, dtype=torch.bool)
+    seen[:-1, -1] = False
+    tensors = {"X": X, "WQ": WQ, "WK": WK, "WV": WV, "grad": g, "context": C}
+    half: dict[str, Any] = {name: t.half() for name, t in tensors.items()}
+    double: dict[str, Any] = {name: t.double() for name, t in half.items()}
+    H, true = (attention.hessian(**given, curvature=0.0, mask=seen, wrt="QK") for given in (half, double))
+    assert float(g[0] @ WV[0]) * 3e4 > torch.finfo(torch.float16).max
+    for block in ("Q", "K"):
+        error = H.functional[block].double() - true.functional[block]
+        assert float(error.norm()) < 1e-2 * float(true.functional[block].norm())

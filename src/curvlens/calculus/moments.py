@@ -123,15 +123,20 @@ def _about(
     """
     z = (x.unsqueeze(1) - r.unsqueeze(2)).flatten(0, 1)
     a, rest, u = a.flatten(0, 1).unsqueeze(-1), rest.flatten(0, 1).unsqueeze(1), u.flatten(0, 1).unsqueeze(-1)
-    from_r = torch.bmm(rest, z)
-    if not math.isfinite(float(from_r.sum())):  # tokens that a row does not see may be of any size
-        z = z.where(rest.mT > 0, 0.0)
-        from_r = torch.bmm(rest, z)
-    y = z.sub_(from_r)  # x_j − m
-    w = a * torch.bmm(y, u)  # ∂ℓ/∂T
+    from_r, y, w, p = _first_order(a, rest, z, u)
+    if not math.isfinite(float(p.sum())):  # tokens that a row does not see may be of any size
+        from_r, y, w, p = _first_order(a, rest, z.where(rest.mT > 0, 0.0), u)
     # scaled last: weights may be the smallest numbers that a dtype has
     second, third = torch.bmm((a * y).mT, y).mul_(tau), torch.bmm((w * y).mT, y).mul_(tau**2)
-    return r.flatten(0, 1) + from_r.squeeze(1), second, torch.bmm(w.mT, y).squeeze(1), third
+    return r.flatten(0, 1) + from_r.squeeze(1), second, p.squeeze(1), third
+
+
+def _first_order(a: Tensor, rest: Tensor, z: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """m − r (n, 1, d), the deviations x_j − m (n, k, d), W = ∂ℓ/∂T (n, k, 1) and p (n, 1, d), from z_j = x_j − r."""
+    from_r = torch.bmm(rest, z)
+    y = z - from_r
+    w = a * torch.bmm(y, u)
+    return from_r, y, w, torch.bmm(w.mT, y)
 
 
 def from_origin(
