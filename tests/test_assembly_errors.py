@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -273,3 +275,16 @@ def test_modules_that_compute_something_else_are_refused() -> None:
         assembly.read(hooked)
     with pytest.raises(CurvlensError, match="no layers"):
         assembly.read(torch.nn.TransformerEncoder(layer(), 0).eval())
+
+
+def test_a_copy_of_a_hessian_works() -> None:
+    """Before use and after it; what was changed since is counted from the copy on."""
+    fresh, used = CASE.hessian(), CASE.hessian()
+    matrix, v = used.total.dense(), torch.ones(used.size, dtype=D)
+    assert used.parts["attn.mix"].dense().isfinite().all()
+    for other in (copy.deepcopy(fresh), copy.deepcopy(used)):
+        torch.testing.assert_close(other.total.dense(), matrix, rtol=1e-14, atol=1e-16)
+        torch.testing.assert_close(other.matvec(v), matrix @ v, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(used.total)).dense(), matrix, rtol=0, atol=0)
+    with pytest.raises(CurvlensError, match="no part"):
+        used.parts[["attn.mix"]]  # type: ignore[index]

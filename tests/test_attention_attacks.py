@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -420,3 +421,52 @@ def test_a_large_token_without_weight_does_not_overflow() -> None:
     for block in ("Q", "K"):
         error = H.functional[block].double() - true.functional[block]
         assert float(error.norm()) < 1e-2 * float(true.functional[block].norm())
+
+
+@pytest.mark.parametrize("second", ["V", "K"])
+def test_blocks_of_half_precision_overflow_only_where_they_are_too_large(second: str) -> None:
+    """Scales and weights are multiplied with what is small first."""
+    X, WQ, WK, WV = draw(6, 3), draw(3, 2, seed=1), draw(3, 2, seed=2), 1e-3 * draw(3, 2, seed=3)
+    given = [t.half() for t in (X, WQ, WK, WV, draw(6, 2, seed=4))]
+    H, true = (
+        attention.hessian(*t[:4], grad=t[4], curvature=3e4).outer["Q", second]
+        for t in (given, [t.double() for t in given])
+    )
+    assert float((H.double() - true).norm()) < 1e-2 * float(true.norm())
+    large = [t.half() for t in (30 * X, 1e-2 * WQ, 1e-3 * WK, 2e5 * WV, given[4])]
+    low, exact = (
+        attention.hessian(*t[:4], grad=t[4], curvature=1e-3).outer["Q", "V"]
+        for t in (large, [t.double() for t in large])
+    )
+    assert float((low.double() - exact).norm()) < 1e-2 * float(exact.norm())
+
+
+def test_a_layer_read_in_inference_mode_is_not_of_it() -> None:
+    H = attention.hessian(*layer(), grad=draw(5, 2), curvature=1.0)
+    with torch.inference_mode():
+        assert H.layer.queries.isfinite().all()
+        assert H.loss.gradient.isfinite().all()
+    scale = torch.ones((), dtype=D, requires_grad=True)
+    torch.autograd.grad((scale * H.layer.queries).sum() + (scale * H.loss.gradient).sum(), scale)
+
+
+def test_what_a_stack_hands_out_is_a_copy() -> None:
+    X, W = draw(3, 2), draw(2, 2, seed=1)
+    H = attention.stack(X, [(W, W, W)] * 2, target=draw(3, 2, seed=2))
+    before = H.total["Q1"].clone()
+    H.total.dense().zero_()
+    torch.testing.assert_close(H.total["Q1"], before, rtol=0, atol=0)
+
+
+def test_an_attention_hessian_is_pickled() -> None:
+    H = attention.hessian(*layer(), grad=draw(5, 2), curvature=1.0)
+    matrix = H.total.dense()
+    torch.testing.assert_close(pickle.loads(pickle.dumps(H)).total.dense(), matrix, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.eye(2, dtype=D).to_sparse(), torch.empty(5, 2, 2, dtype=D, device="meta")])
+def test_curvatures_without_dense_numbers(bad: Tensor) -> None:
+    bad = bad if bad.ndim == 3 else torch.stack([bad] * 5)
+    for given in (bad, attention.Root(bad), (1.0, bad)):
+        with pytest.raises(CurvlensError, match="dense tensor"):
+            attention.hessian(*layer(), grad=draw(5, 2), curvature=given)

@@ -123,7 +123,7 @@ def test_any_label_can_be_ignored() -> None:
 
 SETUP = """
 import torch, curvlens as cl
-from curvlens.calculus import exponents, linear_mlp, losses, norms, softmax, theorems, vec
+from curvlens.calculus import attention, exponents, linear_mlp, losses, norms, softmax, theorems, vec
 from curvlens.calculus.exponents import fit, predicted, predicted_depth
 from curvlens.calculus.scalar_attention import spectrum
 x, w = torch.ones(4), torch.ones(3)
@@ -131,6 +131,8 @@ X, Q, V, Y = torch.ones(5, 4), torch.ones(4, 3), torch.ones(4, 2), torch.ones(5,
 U, labels, entropy = torch.ones(4, 7), torch.arange(5), losses.unembedded_cross_entropy
 """
 CALLS = {
+    "attention.hessian(X, Q, Q, V, Y).norm(['Q'])": "There is no block ['Q']",
+    "attention.hessian(X, Q, Q, V, Y).total[['Q']]": "There is no block ['Q']",
     "spectrum(x, w, w, 1.0, x, mask=torch.ones(4, 4))": "A float mask that is added to the scores goes into bias=",
     "spectrum(x, w, w, 1.0, x, mask=torch.ones(3, 4, dtype=torch.bool))": "expected a boolean tensor of shape (4, 4)",
     "spectrum(x, w, w, 1.0, x, mask='all')": "mask='all'",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import curvlens as cl
 from curvlens.calculus import attention, feedforward, linear_mlp, norms
+from curvlens.operators.engine import engine_of
 
 D = torch.float64
 
@@ -88,3 +89,17 @@ def test_a_copy_of_a_problem_has_graphs_of_its_own(copied: Callable[[cl.Problem]
     del problem
     assert gone() is None
     torch.testing.assert_close(cl.hessian(other) @ torch.ones(15, dtype=D), product, rtol=1e-14, atol=0)
+
+
+def test_graphs_say_if_their_problem_is_gone() -> None:
+    engine = engine_of(cl.Problem(nn.Linear(4, 3).double(), [(X, draw(5, 3))], cl.losses.MSE()))
+    with pytest.raises(cl.CurvlensError, match="is gone: keep it"):
+        list(engine.pieces())
+
+
+def test_a_linear_network_does_not_notice_later_changes() -> None:
+    x, weights = X.clone(), [W.clone(), W.clone(), W.clone()]
+    H = linear_mlp.hessian(x, weights, target=X.flip(0))
+    before = linear_mlp.hessian(X, [W, W, W], target=X.flip(0)).total.dense()
+    x.mul_(2), weights[1].mul_(3)
+    torch.testing.assert_close(H.total.dense(), before, rtol=0, atol=0)

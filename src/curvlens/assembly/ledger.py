@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from curvlens.assembly.graph import View
-from curvlens.calculus.form import MatrixForm
+from curvlens.calculus.form import Form, MatrixForm
 
 INPUT = "X"
 """The name of the input of the first layer."""
@@ -84,7 +84,7 @@ class Ledger:
         else:
             place += block
 
-    def form(self, title: str) -> MatrixForm:
+    def form(self, title: str) -> Form:
         """The matrix by parameters, symmetric to the last digit."""
         stops = {use.start: use.stop for use in self._uses}
         for row, column in self._unwritten:
@@ -100,7 +100,7 @@ class Ledger:
             self._matrix = self._by_parameters(self._by_parameters(self._matrix).T)
         if len(set(names)) < len(names):  # rows are added up before columns: the last digits may differ
             self._matrix = (self._matrix + self._matrix.T).div_(2)
-        return MatrixForm(self.shapes, self._matrix, title)
+        return Assembled(self.shapes, self._matrix, title)
 
     def _by_parameters(self, matrix: Tensor) -> Tensor:
         """Rows of uses (width, k) as rows of parameters (size, k)."""
@@ -113,3 +113,11 @@ class Ledger:
             target = use.view.of(places[use.view.name])
             target += matrix[use.place].view(target.shape)
         return rows
+
+
+class Assembled(MatrixForm):
+    """A form that hands out its matrix: a second one may not fit memory."""
+
+    def dense(self) -> Tensor:
+        """The whole matrix, blocks in the order of `names`; not a copy."""
+        return self._matrix

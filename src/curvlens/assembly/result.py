@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from curvlens.assembly.elimination import Elimination
 from curvlens.assembly.graph import Trace, View
-from curvlens.assembly.ledger import INPUT, Ledger
+from curvlens.assembly.ledger import INPUT, Assembled, Ledger
 from curvlens.assembly.loss import End
 from curvlens.assembly.products import product
-from curvlens.calculus.form import Form, Key, MatrixForm, not_a_part
+from curvlens.calculus.form import Form, Key, not_a_part
 from curvlens.calculus.inputs import in_own_dtype, require_room
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
@@ -57,6 +57,11 @@ class NetworkHessian:
             f"{len(self._sources)} parts and the Gauss–Newton part)"
         )
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has tensors of its own, whose changes are counted from now on."""
+        self.__dict__.update(state)
+        self._versions = [tensor._version for tensor in self._moved]
+
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters, in the order of `dense`."""
@@ -83,8 +88,8 @@ class NetworkHessian:
         return Parts(self)
 
     def _part(self, name: str) -> Form:
-        if name not in self._made:
-            if name not in self._sources:
+        if not isinstance(name, str) or name not in self._made:
+            if not isinstance(name, str) or name not in self._sources:
                 raise CurvlensError(f"There is no part {name!r}. {nearest(str(name), self._sources)}")
             self._made[name] = self._assemble(name, f"Part of {name} in a network's Hessian")
         return self._made[name]
@@ -165,7 +170,7 @@ class NetworkHessian:
         instead = "Without building it: `matvec`; or fewer parameters: `wrt=`."
         if self.size <= widest:
             require_room(2 * self.size**2, self._like, title, instead)
-            return MatrixForm(self.shapes, self._by_columns(part), title)
+            return Assembled(self.shapes, self._by_columns(part), title)
         with_loss, sources = self._selected(part)
         refs = [ref for node in self._trace.nodes for ref in node.inputs]
         uses = [ref for ref in refs if isinstance(ref, View) and ref.name in self.shapes]

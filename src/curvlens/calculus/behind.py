@@ -80,7 +80,7 @@ def _size(part: Any) -> float:
     if isinstance(part, Root):
         return _size(part.R) ** 2 * (part.R.shape[-1] if isinstance(part.R, Tensor) and part.R.ndim else 1)
     if isinstance(part, Tensor) and part.is_floating_point() and part.numel():
-        return largest(part)
+        return 0.0 if part.layout != torch.strided or part.is_meta else largest(part)  # refused later
     return abs(float(part)) if isinstance(part, (int, float)) else 0.0
 
 

@@ -98,7 +98,7 @@ class Form:
         if len(names) != 2:
             raise CurvlensError(f"A block has two names, as in H['Q', 'K']; {len(names)} given: {names!r}.")
         for name in names:
-            if name not in self.shapes:
+            if not isinstance(name, str) or name not in self.shapes:
                 two = isinstance(key, str) and len(key) == 2 and all(letter in self.shapes for letter in key)
                 hint = f"Two names are a pair: {tuple(str(key))!r}." if two else nearest(str(name), self.shapes)
                 raise CurvlensError(f"There is no block {name!r}. {hint}")
@@ -215,7 +215,7 @@ class MatrixForm(Form):
     """A form whose matrix is there."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, int]], matrix: Tensor, title: str) -> None:
-        super().__init__(shapes, lambda first, second: [], matrix, title)
+        super().__init__(shapes, _none, matrix, title)
         self._matrix = matrix
 
     def terms(self, first: str, second: str) -> list[Term]:
@@ -223,10 +223,15 @@ class MatrixForm(Form):
         return [Given(self.place(self._matrix, first, second))]
 
     def dense(self) -> Tensor:
-        """The whole matrix, blocks in the order of `names`; not a copy."""
-        return self._matrix
+        """A copy of the whole matrix, blocks in the order of `names`."""
+        return self._matrix.clone()
 
     @in_own_dtype
     def matvec(self, v: Tensor) -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._matrix @ self.checked(v)
+
+
+def _none(first: str, second: str) -> list[Term]:
+    """Nothing beside the matrix."""
+    return []

@@ -92,7 +92,8 @@ def hessian(
     if not weights:
         raise CurvlensError("A network needs at least one weight matrix.")
     alike({"X": X, **{f"W{i + 1}": w for i, w in enumerate(weights)}, "target": target})
-    rows = X.reshape(-1, X.shape[-1])
+    weights = [weight.detach().clone() for weight in weights]  # what changes later is not ours
+    rows = X.detach().clone().reshape(-1, X.shape[-1])
     out = rows
     for i, weight in enumerate(weights):
         if weight.ndim != 2 or weight.shape[1] != out.shape[-1]:
@@ -103,4 +104,4 @@ def hessian(
     if target.shape != (*X.shape[:-1], out.shape[-1]):
         raise CurvlensError(f"target has shape {tuple(target.shape)}, the output has {(*X.shape[:-1], out.shape[-1])}.")
     c = 2 / target.numel()
-    return LinearMLPHessian(rows, weights, c * (out - target.reshape(out.shape)), c)
+    return LinearMLPHessian(rows, weights, c * (out - target.detach().reshape(out.shape)), c)

@@ -37,7 +37,8 @@ Parts = dict[str, Tensor]
 def alive(reference: weakref.ref[Problem]) -> Problem:
     """The problem that something belongs to: whoever uses it holds the problem."""
     problem = reference()
-    assert problem is not None
+    if problem is None:
+        raise CurvlensError("The problem that these graphs belong to is gone: keep it, or an operator of it.")
     return problem
 
 

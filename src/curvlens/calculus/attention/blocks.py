@@ -122,14 +122,15 @@ def _outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> Ter
         sandwich = curvature if left is None else left @ curvature
         sandwich = sandwich if right is None else sandwich @ right.mT
         return Tokens(u, w, sandwich, on_u, on_w, on_matrix, same)
-    left, right = state.jacobian(first.letter, first.head), state.jacobian(second.letter, second.head)
-    if left is not None and right is not None:
-        middle: Tensor | None = (curvature * left) @ right.mT
-    else:  # the scale goes to what is smaller, the vectors
-        w = state.scaled(second.letter, second.head, curvature)
-        middle = left if right is None else right.mT
+    left = state.scaled_jacobian(first.letter, first.head, curvature)
+    if left is None:
+        right = state.scaled_jacobian(second.letter, second.head, curvature)
+        middle = None if right is None else right.mT
+    else:
+        right = state.jacobian(second.letter, second.head)
+        middle = left if right is None else left @ right.mT
     if middle is None:
-        return Pair(u.mT @ w, None, on_u + on_w, on_matrix, first.shape["ad".index(on_matrix[0])])
+        return Pair((curvature * u).mT @ w, None, on_u + on_w, on_matrix, first.shape["ad".index(on_matrix[0])])
     if middle.ndim == 2:  # the same for all tokens
         return Pair(u.mT @ w, middle, on_u + on_w, on_matrix, first.shape["ad".index(on_matrix[0])])
     return Tokens(u, w, middle, on_u, on_w, on_matrix, same)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.blocks import Blocks, Part, Slot, scores, slots
@@ -51,12 +52,14 @@ class AttentionHessian:
     @cached_property
     def layer(self) -> Layer:
         """What was given, in one shape: tokens, weights, and what attends to what."""
-        return self._layer.copy()
+        with torch.inference_mode(False):
+            return self._layer.copy()
 
     @cached_property
     def loss(self) -> Loss:
         """Gradient and curvature at every output token."""
-        return self._loss.copy()
+        with torch.inference_mode(False):
+            return self._loss.copy()
 
     @cached_property
     def outer(self) -> Form:
@@ -75,7 +78,7 @@ class AttentionHessian:
 
     def _make(self, part: Part, title: str) -> Form:
         terms = self._blocks.terms if len(self._shapes) == len(self._slots) else self._products.terms
-        return Form(self._shapes, lambda a, b: terms(a, b, part), self._layer.queries, title)
+        return Form(self._shapes, partial(terms, part=part), self._layer.queries, title)
 
     def __repr__(self) -> str:
         of = self._layer

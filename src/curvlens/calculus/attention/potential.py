@@ -135,19 +135,18 @@ class ManyKeys(Potential):
         return second.flatten(0, 1).expand(layer.heads, -1, -1, -1)
 
     def _sum(self, order: int, left: Side, right: Side) -> Tensor:
-        if right == "X":  # symmetric, so that Pᵀ M is (M P)ᵀ
+        if (left, right) in (("X", "K"), ("V", "X")):  # symmetric, so that Pᵀ M is (M P)ᵀ
             return self._matrix(order, right, left).mT
-        if left == "X":
-            weights, start = self._weights[right], self._matrix(order, "X", "X")
+        if right == "X":
+            weights, start = self._weights[left], self._matrix(order, "X", "X")
             assert weights is not None
-            return torch.bmm(start.flatten(1, 2), weights).view(*start.shape[:3], -1)
-        weights, start = self._weights[left], self._matrix(order, "X", right)
+            out = start.new_empty(*start.shape[:2], weights.shape[2], start.shape[3])
+            for head in range(len(start)):
+                torch.bmm(weights[head].mT.expand(start.shape[1], -1, -1), start[head], out=out[head])
+            return out
+        weights, start = self._weights[right], self._matrix(order, left, "X")
         assert weights is not None
-        heads, count, _, columns = start.shape
-        out = start.new_empty(heads, count, weights.shape[2], columns)
-        for head in range(heads):
-            torch.bmm(weights[head].mT.expand(count, -1, -1), start[head], out=out[head])
-        return out
+        return torch.bmm(start.flatten(1, 2), weights).view(*start.shape[:3], -1)
 
     def curved(self, curvature: float, left: Side, right: Side) -> Tensor:
         """τ² Pᵀ (c M2 W_V W_Vᵀ M2 + G) P', (H, N, ·, ·): the sum first, then its products with the weights."""

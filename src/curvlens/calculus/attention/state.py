@@ -26,7 +26,7 @@ class State:
         self.outer, self.rest = (flat(s) for s in (loss.outer, loss.rest))
         self.total = plus(self.outer, self.rest)
         self.potential = potential(layer, self.g)
-        self._scaled: dict[tuple[str, int, float], Tensor] = {}
+        self._scaled: dict[tuple[str, int, float], Tensor | None] = {}
         self.outer_terms: dict[Any, list[Term]] = {}
         """Outer blocks that were asked for: the total needs them again."""
 
@@ -55,11 +55,12 @@ class State:
             return self.potential.second("K" if letter == "Q" else "X", "V")[head]
         return self.layer.up[head] if letter == "V" and self.layer.up is not None else None
 
-    def scaled(self, letter: str, head: int, scale: float) -> Tensor:
-        """scale · u."""
+    def scaled_jacobian(self, letter: str, head: int, scale: float) -> Tensor | None:
+        """scale · M."""
         key = (letter, head, scale)
         if key not in self._scaled:
-            self._scaled[key] = scale * self.vector(letter, head)
+            matrix = self.jacobian(letter, head)
+            self._scaled[key] = None if matrix is None else scale * matrix
         return self._scaled[key]
 
     def jacobian_times(self, letter: str, head: int, root: Root) -> Tensor:
