@@ -88,9 +88,9 @@ class NetworkHessian:
         return Parts(self)
 
     def _part(self, name: str) -> Form:
-        if not isinstance(name, str) or name not in self._made:
-            if not isinstance(name, str) or name not in self._sources:
-                raise CurvlensError(f"There is no part {name!r}. {nearest(str(name), self._sources)}")
+        if not isinstance(name, str) or name not in self._sources:
+            raise CurvlensError(f"There is no part {name!r}. {nearest(str(name), self._sources)}")
+        if name not in self._made:
             self._made[name] = self._assemble(name, f"Part of {name} in a network's Hessian")
         return self._made[name]
 

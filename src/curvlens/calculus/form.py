@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -31,6 +32,15 @@ def places(shapes: Mapping[str, tuple[int, int]]) -> dict[str, slice]:
         found[name] = slice(start, start + rows * columns)
         start += rows * columns
     return found
+
+
+def place(
+    matrix: Tensor, shapes: Mapping[str, tuple[int, int]], slices: Mapping[str, slice], first: str, second: str
+) -> Tensor:
+    """A block of a matrix over all of them, as a view [a, d, c, e]."""
+    (height, width), (tall, wide), (down, right) = shapes[first], shapes[second], matrix.stride()
+    start = matrix.storage_offset() + slices[first].start * down + slices[second].start * right
+    return matrix.as_strided((height, width, tall, wide), (width * down, down, wide * right, right), start)
 
 
 def require_room_for(numbers: int, like: Tensor, what: str) -> None:
@@ -107,13 +117,6 @@ class Form:
     def _axes(self, first: str, second: str) -> tuple[int, int, int, int]:
         return (*self.shapes[first], *self.shapes[second])
 
-    def place(self, matrix: Tensor, first: str, second: str) -> Tensor:
-        """A block of a matrix of the size of the whole, as a view [a, d, c, e]."""
-        (height, width), (tall, wide), (down, right) = self.shapes[first], self.shapes[second], matrix.stride()
-        start = matrix.storage_offset() + self.slices[first].start * down + self.slices[second].start * right
-        strides = (width * down, down, wide * right, right)
-        return matrix.as_strided((height, width, tall, wide), strides, start)
-
     # What is built
 
     @in_own_dtype
@@ -140,10 +143,10 @@ class Form:
         names, mirrored = self.names, out.T
         for i, first in enumerate(names):
             for second in names[i:]:
-                places = [self.place(out, first, second)]
+                targets = [place(out, self.shapes, self.slices, first, second)]
                 if first != second:  # from where it was calculated, it is read in runs: not so from its place
-                    places.append(self.place(mirrored, first, second))
-                summed(merged(self._above(first, second)), places, work, more)
+                    targets.append(place(mirrored, self.shapes, self.slices, first, second))
+                summed(merged(self._above(first, second)), targets, work, more)
 
     # What is read off
 
@@ -215,12 +218,8 @@ class MatrixForm(Form):
     """A form whose matrix is there."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, int]], matrix: Tensor, title: str) -> None:
-        super().__init__(shapes, _none, matrix, title)
+        super().__init__(shapes, partial(_of_matrix, matrix, shapes), matrix, title)
         self._matrix = matrix
-
-    def terms(self, first: str, second: str) -> list[Term]:
-        """The block itself."""
-        return [Given(self.place(self._matrix, first, second))]
 
     def dense(self) -> Tensor:
         """A copy of the whole matrix, blocks in the order of `names`."""
@@ -232,6 +231,5 @@ class MatrixForm(Form):
         return self._matrix @ self.checked(v)
 
 
-def _none(first: str, second: str) -> list[Term]:
-    """Nothing beside the matrix."""
-    return []
+def _of_matrix(matrix: Tensor, shapes: Mapping[str, tuple[int, int]], first: str, second: str) -> list[Term]:
+    return [Given(place(matrix, shapes, places(shapes), first, second))]

@@ -8,7 +8,8 @@ second. Every block of `curvlens.calculus` is a sum of terms of three kinds:
     Pair:      M[· ·] N[· ·]                   two matrices; N may be the identity δ
 
 Letters say which operand lies on which axis: ``Tokens(x, q, P, "a", "e", "dc")`` is Σ_n x_n[a] q_n[e] P_n[d, c]. A
-dense block is one matrix product of inner size N. Norms, diagonals and products with vectors need much less.
+dense block is one matrix product of inner size N. Norms, diagonals and products with vectors need much less. Terms are
+not changed once they are made; to have that checked would take as long as the arithmetic of small ones.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def added(first: Tensor | Product, second: Tensor | Product) -> Tensor | Product
 
 
 @cache
-def _layout(on_u: str, on_w: str, on_matrix: str) -> tuple[bool, bool, list[int]]:
+def _layout(on_u: str, on_w: str, on_matrix: str) -> tuple[bool, bool, tuple[int, ...]]:
     """How a product has e, the axis that runs fastest in a block, last: what is copied from there is copied in runs.
 
     Whether u and w change places, whether they come behind the matrix, and where the axes of a block are found.
@@ -92,7 +93,7 @@ def _layout(on_u: str, on_w: str, on_matrix: str) -> tuple[bool, bool, list[int]
     vectors = on_w + on_u if exchanged else on_u + on_w
     last = vectors[1] == "e"
     have = on_matrix + vectors if last else vectors + on_matrix
-    return exchanged, last, [have.index(axis) for axis in AXES]
+    return exchanged, last, tuple(have.index(axis) for axis in AXES)
 
 
 @dataclass(eq=False)

@@ -77,8 +77,7 @@ class AttentionHessian:
         return self._make("total", "Attention Hessian")
 
     def _make(self, part: Part, title: str) -> Form:
-        terms = self._blocks.terms if len(self._shapes) == len(self._slots) else self._products.terms
-        return Form(self._shapes, partial(terms, part=part), self._layer.queries, title)
+        return Form(self._shapes, partial(self._products.terms, part=part), self._layer.queries, title)
 
     def __repr__(self) -> str:
         of = self._layer

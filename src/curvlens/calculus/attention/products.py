@@ -36,7 +36,7 @@ class Products:
             of = self._blocks.layer
             # so many directions at a time: each has some copies of the attention matrix
             step = max(1, ALONG // (of.heads * of.samples * of.queries.shape[1] * of.keys.shape[1]))
-            pieces = vectors.reshape(len(vectors), -1).split(step, 1)  # type: ignore[no-untyped-call]
+            pieces = torch.split(vectors.reshape(len(vectors), -1), step, 1)
             return torch.cat([self._along_tokens(piece, part) for piece in pieces], 1).reshape(vectors.shape)
         if vectors.ndim == 1:
             return self._by_moments(vectors.contiguous(), part)
