@@ -141,12 +141,15 @@ class Form:
     @torch.inference_mode()  # a tenth of the time of small layers; what leaves was allocated outside
     def _write(self, out: Tensor, work: Tensor, more: Tensor) -> None:
         names, mirrored = self.names, out.T
-        for i, first in enumerate(names):
-            for second in names[i:]:
-                targets = [place(out, self.shapes, self.slices, first, second)]
-                if first != second:  # from where it was calculated, it is read in runs: not so from its place
-                    targets.append(place(mirrored, self.shapes, self.slices, first, second))
-                summed(merged(self._above(first, second)), targets, work, more)
+        pairs = [(first, second) for i, first in enumerate(names) for second in names[i:]]
+        # all that is small comes before anything is written, which takes the place of all else in the caches
+        blocks = [self._above(first, second) for first, second in pairs]
+        targets = [[place(out, self.shapes, self.slices, first, second)] for first, second in pairs]
+        for (first, second), places in zip(pairs, targets, strict=True):
+            if first != second:  # from where it was calculated, it is read in runs: not so from its place
+                places.append(place(mirrored, self.shapes, self.slices, first, second))
+        for terms, places in zip(blocks, targets, strict=True):
+            summed(merged(terms), places, work, more)
 
     # What is read off
 

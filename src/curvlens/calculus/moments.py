@@ -5,9 +5,9 @@ moment. They are the first three derivatives of the row's potential Φ_i(κ) = l
 (`docs/math.md`, "Attention"). The Hessian of attention needs M3 only contracted with a vector, and never builds it.
 
 Where a row is nearly one-hot, E[xxᵀ] − m mᵀ is a difference of two numbers of size 1 for a result of size 1 − max A.
-Here m − r is summed first, with the token r = x_j* of the largest weight, over the others only: A₀ is A with that entry
-struck out. Moments are then sums of products of the deviations x_j − m = (x_j − r) − (m − r): every number is a sum of
-terms of its own size, and as exact as A's small entries.
+Here m − r is summed first, with the token r = x_j* of the largest weight: the sum Σ_j A_ij (x_j − r) has no term of j*.
+Moments are then sums of products of the deviations x_j − m = (x_j − r) − (m − r): every number is a sum of terms of its
+own size, and as exact as A's small entries.
 """
 
 from __future__ import annotations
@@ -35,20 +35,10 @@ class Moments(NamedTuple):
     M3: Float[Tensor, "*batch l d d d"]
 
 
-def _about_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens r where A is largest, m − r, and x_j − r of all tokens that a row sees, for x (…, k, d)."""
-    rest, r = _without_largest(a, x)
-    z = x[..., None, :, :] - r[..., :, None, :]
-    if 2 * largest(x) > torch.finfo(x.dtype).max:  # from a token that the row does not see it may be infinite
-        z = z.where(a[..., None] > 0, 0.0)
-    return r, (rest.unsqueeze(-2) @ z).squeeze(-2), z
-
-
-def _without_largest(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A without its largest entries, and the tokens r there, for x (…, k, d); r of an empty row is 0."""
-    most, top = a.max(-1, keepdim=True)
-    r = x.gather(-2, top.expand(*top.shape[:-1], x.shape[-1]))
-    return a.scatter(-1, top, 0.0), r * most.sign()
+def _largest(a: Tensor, x: Tensor) -> Tensor:
+    """The tokens r where rows of A are largest, for x (…, k, d); of an empty row it is any of them."""
+    top = a.argmax(-1, keepdim=True)
+    return x.gather(-2, top.expand(*top.shape[:-1], x.shape[-1]))
 
 
 def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"]) -> Moments:
@@ -61,14 +51,15 @@ def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k 
     weighted = attention[..., None] * y
     second = weighted.transpose(-1, -2) @ y
     third = torch.einsum("...jp,...jq,...jr->...pqr", weighted, y, y)
-    r, from_r, _ = _about_largest(attention, x)
-    return Moments(r + from_r, second, third)
+    return Moments(attention @ x, second, third)
 
 
 def deviations(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*batch k d"]) -> Float[Tensor, "*batch l k d"]:
     """x_j − m_i for every row i and token j; what is small is a difference of small numbers."""
-    _, from_r, z = _about_largest(attention, x)
-    return z - from_r[..., :, None, :]
+    z = x[..., None, :, :] - _largest(attention, x)[..., :, None, :]
+    if 2 * largest(x) > torch.finfo(x.dtype).max:  # from a token that the row does not see it may be infinite
+        z = z.where(attention[..., None] > 0, 0.0)
+    return z - attention.unsqueeze(-2) @ z
 
 
 class Contracted(NamedTuple):
@@ -89,22 +80,23 @@ def contracted(
 ) -> Contracted:
     """M1, M2, M2 u and M3 contracted with u, for a vector u_i a row (u_i = W_V g_i in the Hessian of attention)."""
     lead, (k, d) = attention.shape[:-1], x.shape[-2:]
-    x, u = x.expand(*lead[:-1], k, d).reshape(-1, k, d), u.reshape(-1, lead[-1], d)
-    found = contracted_rows(attention.reshape(-1, lead[-1], k), x, u)
+    a, x = attention.reshape(-1, lead[-1], k), x.expand(*lead[:-1], k, d).reshape(-1, k, d)
+    found = (torch.bmm(a, x).flatten(0, 1), *contracted_rows(a, x, u.reshape(-1, lead[-1], d)))
     return Contracted(*(part.view(*lead, *part.shape[1:]) for part in found))
 
 
 def contracted_rows(
     attention: Float[Tensor, "s l k"], x: Float[Tensor, "s k d"], u: Float[Tensor, "s l d"], tau: float = 1.0
-) -> Contracted:
-    """The same for the rows of all samples, one behind the other, and τ M2 and τ² G: a κ comes with a factor τ."""
-    rest, r = _without_largest(attention, x)
+) -> tuple[Float[Tensor, "n d d"], Float[Tensor, "n d"], Float[Tensor, "n d d"]]:
+    """τ M2, M2 u and τ² G of the rows of all samples, one behind the other: a κ comes with a factor τ."""
+    r = _largest(attention, x)
     samples, rows, k = attention.shape
     chunks = _chunks(samples, rows, k * x.shape[2])
     if len(chunks) == 1:
-        return Contracted(*_about(attention, rest, x, r, u, tau))
-    pieces = [_about(attention[i, j], rest[i, j], x[i], r[i, j], u[i, j], tau) for i, j in chunks]
-    return Contracted(*map(torch.cat, zip(*pieces, strict=True)))
+        return _about(attention, x, r, u, tau)
+    pieces = [_about(attention[i, j], x[i], r[i, j], u[i, j], tau) for i, j in chunks]
+    second, first_order, third = map(torch.cat, zip(*pieces, strict=True))
+    return second, first_order, third
 
 
 def _chunks(samples: int, rows: int, each: int) -> list[tuple[slice, slice]]:
@@ -114,29 +106,26 @@ def _chunks(samples: int, rows: int, each: int) -> list[tuple[slice, slice]]:
     return [(slice(i, i + step), slice(j, j + tall)) for i in range(0, samples, step) for j in range(0, rows, tall)]
 
 
-def _about(
-    a: Tensor, rest: Tensor, x: Tensor, r: Tensor, u: Tensor, tau: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Those of some rows (n, l), one behind the other, from A and A₀ (n, l, k) and the tokens r.
+def _about(a: Tensor, x: Tensor, r: Tensor, u: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of some rows (n, l), one behind the other, from A (n, l, k) and the tokens r.
 
     Nothing that is large cancels: neither a common offset of the tokens, nor one of those that a row attends to.
     """
     z = (x.unsqueeze(1) - r.unsqueeze(2)).flatten(0, 1)
-    a, rest, u = a.flatten(0, 1).unsqueeze(-1), rest.flatten(0, 1).unsqueeze(1), u.flatten(0, 1).unsqueeze(-1)
-    from_r, y, w, p = _first_order(a, rest, z, u)
+    a, u = a.flatten(0, 1).unsqueeze(-1), u.flatten(0, 1).unsqueeze(-1)
+    y, w, p = _first_order(a, z, u)
     if not math.isfinite(float(p.sum())):  # tokens that a row does not see may be of any size
-        from_r, y, w, p = _first_order(a, rest, z.where(rest.mT > 0, 0.0), u)
+        y, w, p = _first_order(a, z.where(a > 0, 0.0), u)
     # scaled last: weights may be the smallest numbers that a dtype has
     second, third = torch.bmm((a * y).mT, y).mul_(tau), torch.bmm((w * y).mT, y).mul_(tau**2)
-    return r.flatten(0, 1) + from_r.squeeze(1), second, p.squeeze(1), third
+    return second, p.squeeze(1), third
 
 
-def _first_order(a: Tensor, rest: Tensor, z: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """m − r (n, 1, d), the deviations x_j − m (n, k, d), W = ∂ℓ/∂T (n, k, 1) and p (n, 1, d), from z_j = x_j − r."""
-    from_r = torch.bmm(rest, z)
-    y = z - from_r
+def _first_order(a: Tensor, z: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The deviations x_j − m (n, k, d), W = ∂ℓ/∂T (n, k, 1) and p (n, 1, d), from z_j = x_j − r."""
+    y = z - torch.bmm(a.mT, z)
     w = a * torch.bmm(y, u)
-    return from_r, y, w, torch.bmm(w.mT, y)
+    return y, w, torch.bmm(w.mT, y)
 
 
 def from_origin(

@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,17 +84,32 @@ def added(first: Tensor | Product, second: Tensor | Product) -> Tensor | Product
     return built(first) + built(second)
 
 
-@cache
-def _layout(on_u: str, on_w: str, on_matrix: str) -> tuple[bool, bool, tuple[int, ...]]:
-    """How a product has e, the axis that runs fastest in a block, last: what is copied from there is copied in runs.
+class _Layout(NamedTuple):
+    """How a product has e, the axis that runs fastest in a block, last: what is copied from there is copied in runs."""
 
-    Whether u and w change places, whether they come behind the matrix, and where the axes of a block are found.
-    """
+    exchanged: bool
+    """Whether u and w change places."""
+    last: bool
+    """Whether they come behind the matrix."""
+    product: tuple[int, int]
+    block: tuple[int, ...]
+    """The shape [a, d, c, e], and where its axes are found in the product."""
+    strides: tuple[int, ...]
+
+
+@lru_cache(1 << 12)
+def _layout(axes: tuple[str, str, str], vectors: tuple[int, int], matrix: tuple[int, int]) -> _Layout:
+    """For u, w and a matrix of these sizes on these axes."""
+    (on_u, on_w, on_matrix), (of_u, of_w) = axes, vectors
     exchanged = on_u == "e"
-    vectors = on_w + on_u if exchanged else on_u + on_w
-    last = vectors[1] == "e"
-    have = on_matrix + vectors if last else vectors + on_matrix
-    return exchanged, last, tuple(have.index(axis) for axis in AXES)
+    both, sizes = (on_w + on_u, (of_w, of_u)) if exchanged else (on_u + on_w, (of_u, of_w))
+    last = both[1] == "e"
+    have, found = (on_matrix + both, (*matrix, *sizes)) if last else (both + on_matrix, (*sizes, *matrix))
+    order = [have.index(axis) for axis in AXES]
+    rows, columns = found[0] * found[1], found[2] * found[3]
+    strides = (found[1] * columns, columns, found[3], 1)
+    block, places = (tuple(each[i] for i in order) for each in (found, strides))
+    return _Layout(exchanged, last, (rows, columns), block, places)
 
 
 @dataclass(eq=False)
@@ -143,18 +159,17 @@ class Tokens:
 
     def dense(self, space: Tensor | None = None) -> Tensor:
         """[a, d, c, e], a view of one product of matrices; in the memory of ``space``, if there is one."""
-        matrix, on_matrix = self.matrix, self.on_matrix
+        u, w, matrix, on_matrix = self.u, self.w, self.matrix, self.on_matrix
         if matrix.stride(1) == 1 and "e" not in on_matrix:  # a transpose, which need not be copied
             matrix, on_matrix = matrix.mT, on_matrix[::-1]
-        exchanged, last, order = _layout(self.on_u, self.on_w, on_matrix)
-        u, w = (self.w, self.u) if exchanged else (self.u, self.w)
-        outer, inner = (u.unsqueeze(2) * w.unsqueeze(1)).flatten(1), matrix.flatten(1)
-        rows, columns = (inner, outer) if last else (outer, inner)
-        shape, vectors = (rows.shape[1], columns.shape[1]), (u.shape[1], w.shape[1])
-        out = None if space is None else space.as_strided(shape, (shape[1], 1))
-        product = torch.mm(rows.T, columns, out=out)
-        sizes = (*matrix.shape[1:], *vectors) if last else (*vectors, *matrix.shape[1:])
-        return product.view(sizes).permute(order)
+        layout = _layout((self.on_u, self.on_w, on_matrix), (u.shape[1], w.shape[1]), matrix.shape[1:])
+        if space is None:
+            space = matrix.new_empty(layout.product)
+        product, block = space.as_strided(layout.product, (layout.product[1], 1)), space.as_strided(*layout[3:])
+        outer = (w.unsqueeze(2) * u.unsqueeze(1) if layout.exchanged else u.unsqueeze(2) * w.unsqueeze(1)).flatten(1)
+        rows, columns = (matrix.flatten(1), outer) if layout.last else (outer, matrix.flatten(1))
+        torch.mm(rows.T, columns, out=product)
+        return block
 
     def diagonal(self) -> Tensor:
         """[a, d], the entries with c = a and e = d."""
@@ -370,8 +385,11 @@ def summed(terms: Sequence[Term], outs: Sequence[Tensor], work: Tensor, more: Te
     for term in terms:
         if isinstance(term, Tokens):
             total = term.dense(work) if total is None else total.add_(term.dense(more))
-    for out in outs:
-        out.zero_() if total is None else out.copy_(total)
-        for term in terms:
-            if not isinstance(term, Tokens):
-                term.add_to(out)
+    targets = [out.zero_() for out in outs] if total is None else [total]
+    for term in terms:
+        if not isinstance(term, Tokens):
+            for target in targets:
+                term.add_to(target)
+    if total is not None:
+        for out in outs:
+            out.copy_(total)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -20,7 +19,7 @@ from curvlens.calculus.attention.potential import Side
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import Curvature, Root, counts, is_zero, rows
-from curvlens.calculus.inputs import in_own_dtype
+from curvlens.calculus.inputs import calculated
 from curvlens.calculus.terms import Pair, Term, Tokens, product
 
 Part = Literal["outer", "functional", "total"]
@@ -62,8 +61,7 @@ class Blocks:
     def __init__(self, layer: Layer, loss: Loss, slots: Mapping[str, Slot]) -> None:
         self.layer, self.loss, self.slots = layer, loss, slots
 
-    @cached_property
-    @in_own_dtype
+    @calculated
     def known(self) -> tuple[Layer, Loss]:
         """Layer and loss without tokens of which the loss knows nothing: they add nothing, whatever their size."""
         layer, loss, parts = self.layer, self.loss, (self.loss.outer, self.loss.rest)
@@ -77,8 +75,7 @@ class Blocks:
                 layer = layer.only(knows)
         return layer, loss
 
-    @cached_property
-    @in_own_dtype
+    @calculated
     def state(self) -> State:
         """What every block is made of."""
         with torch.inference_mode():
@@ -167,7 +164,7 @@ def functional(state: State, first: Slot, second: Slot) -> list[Term]:
             found.append(scores(state, h))
         return found
     if pair == "VO":
-        return [Pair(phi.mean[h].mT @ state.g, None, "ae", "dc", first.shape[1])]
+        return [Pair(layer.mean[h].mT @ state.g, None, "ae", "dc", first.shape[1])]
     if second.letter not in "VO" or first.letter not in "QK":
         return []
     moment = phi.second("X", _side(first))[h]

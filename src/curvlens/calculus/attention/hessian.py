@@ -16,7 +16,7 @@ from curvlens.calculus.attention.products import Products
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.form import Form, Key, not_a_part
-from curvlens.calculus.inputs import in_own_dtype
+from curvlens.calculus.inputs import calculated, in_own_dtype
 from curvlens.calculus.moments import Moments, moments
 from curvlens.calculus.terms import Pair, Term
 from curvlens.errors import CurvlensError
@@ -61,17 +61,17 @@ class AttentionHessian:
         with torch.inference_mode(False):
             return self._loss.copy()
 
-    @cached_property
+    @calculated
     def outer(self) -> Form:
         """Jᵀ S J."""
         return self._make("outer", "Outer part of the attention Hessian")
 
-    @cached_property
+    @calculated
     def functional(self) -> Form:
         """⟨g, ∂²F⟩, and what follows the layer if a pair of curvatures says so."""
         return self._make("functional", "Functional part of the attention Hessian")
 
-    @cached_property
+    @calculated
     def total(self) -> Form:
         """H."""
         return self._make("total", "Attention Hessian")

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from curvlens.calculus.behind import Outputs
-from curvlens.calculus.inputs import alike, in_own_dtype, require_room
+from curvlens.calculus.inputs import alike, calculated, require_room
 from curvlens.calculus.moments import from_origin
 from curvlens.calculus.softmax import softmax
 from curvlens.errors import CurvlensError, a_kind
@@ -63,26 +62,22 @@ class Layer:
         """Of F: (B, L, d_out)."""
         return (*self.queries.shape[:2], self.d_out)
 
-    @cached_property
-    @in_own_dtype
+    @calculated
     def WV(self) -> Tensor:
         """The value matrix of each head, (H, d, d_out)."""
         return self.down if self.up is None else self.down @ self.up
 
-    @cached_property
-    @in_own_dtype
+    @calculated
     def q(self) -> Tensor:
         """X_q W_Q, (H, B·L, d_K)."""
         return self.times(self.queries.flatten(0, 1), self.WQ)
 
-    @cached_property
-    @in_own_dtype
+    @calculated
     def kappa(self) -> Tensor:
         """κ_i = τ W_K W_Qᵀ x_i, so that T_ij = κ_i · x_j: (H, B·L, d)."""
         return self.tau * (self.q if self.WK is None else torch.bmm(self.q, self.WK.mT))
 
-    @cached_property
-    @in_own_dtype
+    @calculated
     def attention(self) -> Tensor:
         """A, (H, B, L, L_k)."""
         (samples, rows), keys = self.queries.shape[:2], self.keys.shape[1]
@@ -97,21 +92,28 @@ class Layer:
             return softmax(scores, self.allowed)
         return scores if self.allowed is None else scores * self.allowed
 
-    @cached_property
-    @in_own_dtype
+    @calculated
     def centred(self) -> Tensor:
         """The keys from where they are seen from, (B, L_k, d): a softmax does not notice what they have in common."""
         if self.kind != "softmax":
             return self.keys
         return from_origin(self.attention.transpose(0, 1).flatten(1, 2), self.keys)[1]
 
-    @cached_property
-    @in_own_dtype
+    @calculated
+    def mean(self) -> Tensor:
+        """m_i = Σ_j A_ij x_j, (H, B·L, d)."""
+        if self.kind == "linear" and self.allowed is None:  # also of as many tokens as A has no room for
+            kappa = self.kappa.view(-1, *self.queries.shape[:2], self.keys.shape[2])
+            return (kappa @ (self.keys.mT @ self.keys)).flatten(1, 2)
+        if self.heads == 1:
+            return torch.bmm(self.attention[0], self.keys).view(1, -1, self.keys.shape[2])
+        return (self.attention @ self.keys).flatten(1, 2)
+
+    @calculated
     def output(self) -> Tensor:
         """F, (B, L, d_out)."""
-        values = self.times(self.keys.flatten(0, 1), self.WV).view(-1, self.keys.shape[1], self.d_out)
-        found = torch.bmm(self.attention.flatten(0, 1), values).view(self.heads, *self.shape)
-        return found[0] if self.heads == 1 else found.sum(0)
+        found = torch.bmm(self.mean, self.WV)
+        return (found if self.heads == 1 else found.sum(0)).view(self.shape)
 
     def times(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Rows (N, ·) times the matrices of all heads, (H, N, ·)."""

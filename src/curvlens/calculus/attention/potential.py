@@ -40,11 +40,6 @@ class Potential:
         self._found: dict[tuple[int, Side, Side], Tensor] = {}
 
     @property
-    def mean(self) -> Tensor:
-        """m, (H, N, d)."""
-        raise NotImplementedError
-
-    @property
     def first_order(self) -> Tensor:
         """p = M2 u, (H, N, d)."""
         raise NotImplementedError
@@ -98,7 +93,6 @@ class ManyKeys(Potential):
         tau, found = layer.tau, self._found
         if layer.kind == "linear":
             second = self._uncentred()
-            self._mean = torch.einsum("hnab,hnb->hna", second, layer.kappa)
             self._first_order = torch.einsum("hnab,hnb->hna", second, u)
             found[2, "X", "X"] = tau * second
             return
@@ -113,12 +107,7 @@ class ManyKeys(Potential):
             parts = tuple(
                 part.view(samples, heads, rows, *part.shape[1:]).transpose(0, 1).flatten(1, 2) for part in flat
             )
-        self._mean, found[2, "X", "X"], self._first_order, found[3, "X", "X"] = parts
-
-    @property
-    def mean(self) -> Tensor:
-        """m, (H, N, d)."""
-        return self._mean
+        found[2, "X", "X"], self._first_order, found[3, "X", "X"] = parts
 
     @property
     def first_order(self) -> Tensor:
@@ -140,6 +129,8 @@ class ManyKeys(Potential):
         if right == "X":
             weights, start = self._weights[left], self._matrix(order, "X", "X")
             assert weights is not None
+            if len(start) == 1:
+                return torch.bmm(weights.mT.expand(start.shape[1], -1, -1), start[0])[None]
             out = start.new_empty(*start.shape[:2], weights.shape[2], start.shape[3])
             for head in range(len(start)):
                 torch.bmm(weights[head].mT.expand(start.shape[1], -1, -1), start[head], out=out[head])
@@ -167,11 +158,6 @@ class FewKeys(Potential):
         else:
             allowed = layer.keys.new_ones(1) if layer.allowed is None else layer.allowed.to(layer.keys.dtype)
             self._weight = allowed.expand(layer.heads, *layer.queries.shape[:2], layer.keys.shape[1])
-
-    @cached_property
-    def mean(self) -> Tensor:
-        """m, (H, N, d)."""
-        return (self.layer.attention @ self.layer.keys).flatten(1, 2)
 
     @cached_property
     def first_order(self) -> Tensor:

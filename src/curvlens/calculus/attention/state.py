@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.potential import potential
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import Root, flat, plus
+from curvlens.calculus.inputs import calculated
 from curvlens.calculus.terms import Term
 
 
@@ -30,15 +30,15 @@ class State:
         self.outer_terms: dict[Any, list[Term]] = {}
         """Outer blocks that were asked for: the total needs them again."""
 
-    @cached_property
+    @calculated
     def B(self) -> Tensor:
         """X_qᵀ p = X_qᵀ W X, (H, d_q, d): the gradient by the product W_Q W_Kᵀ is τ B."""
         return torch.bmm(self.x.mT.expand(self.layer.heads, -1, -1), self.potential.first_order)
 
-    @cached_property
+    @calculated
     def _vectors(self) -> dict[str, tuple[Tensor, ...]]:
         # taken apart once: terms with the same vector are merged, and the same means the same object
-        layer, m = self.layer, self.potential.mean
+        layer, m = self.layer, self.layer.mean
         found = {"Q": (self.x,) * layer.heads, "K": layer.q.unbind(), "V": m.unbind()}
         return found if layer.up is None else {**found, "O": (m @ layer.down).unbind()}
 
