@@ -34,15 +34,6 @@ def places(shapes: Mapping[str, tuple[int, int]]) -> dict[str, slice]:
     return found
 
 
-def place(
-    matrix: Tensor, shapes: Mapping[str, tuple[int, int]], slices: Mapping[str, slice], first: str, second: str
-) -> Tensor:
-    """A block of a matrix over all of them, as a view [a, d, c, e]."""
-    (height, width), (tall, wide), (down, right) = shapes[first], shapes[second], matrix.stride()
-    start = matrix.storage_offset() + slices[first].start * down + slices[second].start * right
-    return matrix.as_strided((height, width, tall, wide), (width * down, down, wide * right, right), start)
-
-
 def require_room_for(numbers: int, like: Tensor, what: str) -> None:
     """Refuse what does not fit memory."""
     require_room(numbers, like, what, "Without building it: `matvec`, `norm`, `trace` and `diagonal`.")
@@ -140,16 +131,20 @@ class Form:
 
     @torch.inference_mode()  # a tenth of the time of small layers; what leaves was allocated outside
     def _write(self, out: Tensor, work: Tensor, more: Tensor) -> None:
-        names, mirrored = self.names, out.T
-        pairs = [(first, second) for i, first in enumerate(names) for second in names[i:]]
-        # all that is small comes before anything is written, which takes the place of all else in the caches
-        blocks = [self._above(first, second) for first, second in pairs]
-        targets = [[place(out, self.shapes, self.slices, first, second)] for first, second in pairs]
-        for (first, second), places in zip(pairs, targets, strict=True):
-            if first != second:  # from where it was calculated, it is read in runs: not so from its place
-                places.append(place(mirrored, self.shapes, self.slices, first, second))
-        for terms, places in zip(blocks, targets, strict=True):
-            summed(merged(terms), places, work, more)
+        pairs = [(first, second) for i, first in enumerate(self.names) for second in self.names[i:]]
+        # all that is small comes before anything is written: what is written takes the place of all else in the caches
+        blocks = [(self._above(first, second), self._targets(out, first, second)) for first, second in pairs]
+        for terms, targets in blocks:
+            summed(merged(terms), targets, work, more)
+
+    def _targets(self, out: Tensor, first: str, second: str) -> list[Tensor]:
+        """Where a block belongs in a matrix and, off the diagonal, its mirror: views [a, d, c, e]."""
+        (height, width), (tall, wide), n = self.shapes[first], self.shapes[second], self.size
+        shape, row, column = (height, width, tall, wide), self.slices[first].start, self.slices[second].start
+        found = [out.as_strided(shape, (width * n, n, wide, 1), row * n + column)]
+        if first != second:
+            found.append(out.as_strided(shape, (width, 1, wide * n, n), column * n + row))
+        return found
 
     # What is read off
 
@@ -235,4 +230,5 @@ class MatrixForm(Form):
 
 
 def _of_matrix(matrix: Tensor, shapes: Mapping[str, tuple[int, int]], first: str, second: str) -> list[Term]:
-    return [Given(place(matrix, shapes, places(shapes), first, second))]
+    at = places(shapes)
+    return [Given(matrix[at[first], at[second]].view(*shapes[first], *shapes[second]))]

@@ -8,8 +8,7 @@ w_i (M_i S_i M'_iᵀ), and the functional blocks are of the same kind.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +24,7 @@ from curvlens.calculus.terms import Pair, Term, Tokens, product
 Part = Literal["outer", "functional", "total"]
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """One weight matrix: ∂f_i/∂W[a, d] = u_i[a] M_i[d], or M_i[a] u_i[d] for a key matrix."""
 
     letter: str
