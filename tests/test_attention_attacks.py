@@ -470,3 +470,12 @@ def test_curvatures_without_dense_numbers(bad: Tensor) -> None:
     for given in (bad, attention.Root(bad), (1.0, bad)):
         with pytest.raises(CurvlensError, match="dense tensor"):
             attention.hessian(*layer(), grad=draw(5, 2), curvature=given)
+
+
+def test_linear_attention_of_more_tokens_than_an_attention_matrix_has_room_for() -> None:
+    """A thousand times the same tokens: outputs and Jacobians are a thousand times as large, tokens as many."""
+    X, Y, weights = draw(100, 3), draw(100, 2, seed=1), [draw(3, 2, seed=i) for i in (2, 3, 4)]
+    one = attention.hessian(X, *weights, grad=Y, curvature=0.5, kind="linear")
+    many = attention.hessian(X.repeat(1000, 1), *weights, grad=Y.repeat(1000, 1), curvature=0.5, kind="linear")
+    torch.testing.assert_close(many.outer.dense(), 1e9 * one.outer.dense(), rtol=1e-10, atol=1e-3)
+    torch.testing.assert_close(many.functional.dense(), 1e6 * one.functional.dense(), rtol=1e-10, atol=1e-6)

@@ -378,6 +378,8 @@ def merged(terms: Sequence[Term]) -> list[Term]:
 def summed(terms: Sequence[Term], outs: Sequence[Tensor], work: Tensor, more: Tensor | None = None) -> None:
     """Write the sum of the terms to blocks [a, d, c, e]: views of a larger matrix, one perhaps of the mirrored place.
 
+    A mirror is copied from where the sum was calculated: there it is read in runs, in a larger matrix it is not.
+
     ``work`` and, where there are several `Tokens`, ``more`` are flat tensors of as many numbers to calculate in: the
     memory of new ones costs more than to fill it.
     """
