@@ -20,9 +20,11 @@ def contract(letters: str, many: Tensor, small: Tensor) -> Tensor:
     inputs, out = letters.split("->")
     of_many, of_small = inputs.split(",")
     summed = [letter for letter in of_many if letter in of_small and letter not in out]
-    first = of_many.index(summed[0]) if summed else 0
+    if not summed:
+        return _outer(of_many, of_small, out, many, small)
+    first = of_many.index(summed[0])
     before, after = of_many[:first], of_many[first + len(summed) :]
-    if not summed or of_many[first : first + len(summed)] != "".join(summed) or any(c in of_small for c in after):
+    if of_many[first : first + len(summed)] != "".join(summed) or any(c in of_small for c in after):
         return torch.einsum(letters, many, small)
     size = dict(zip(of_small, small.shape, strict=True)) | dict(zip(of_many, many.shape, strict=True))
     free = [letter for letter in of_small if letter not in of_many]
@@ -38,3 +40,23 @@ def contract(letters: str, many: Tensor, small: Tensor) -> Tensor:
     product = (left @ right).view([size[letter] for letter in made])
     order = [made.index(letter) for letter in out]
     return product if order == sorted(order) else product.permute(order)
+
+
+def _outer(of_many: str, of_small: str, out: str, many: Tensor, small: Tensor) -> Tensor:
+    """The same where nothing is summed. In memory, directions come before what only one of both has.
+
+    The block of a state with a weight is made with the rows of the weight, and needed with its columns: so it is
+    transposed, and taken for a matrix, without a copy.
+    """
+    size = dict(zip(of_small, small.shape, strict=True)) | dict(zip(of_many, many.shape, strict=True))
+    shared = [letter for letter in out if letter in of_many and letter in of_small]
+    order = [*shared, out[-1], *(letter for letter in out[:-1] if letter not in shared)]
+    product = many.new_empty([size[letter] for letter in order])
+    torch.mul(_along(order, of_many, many), _along(order, of_small, small), out=product)
+    return product.permute([order.index(letter) for letter in out])
+
+
+def _along(order: list[str], letters: str, tensor: Tensor) -> Tensor:
+    """The axes of a tensor in this order, of length 1 where it has none."""
+    turned = tensor.permute([letters.index(letter) for letter in order if letter in letters])
+    return turned[tuple(slice(None) if letter in letters else None for letter in order)]

@@ -68,9 +68,11 @@ class Elimination:
             for y, block in others.items():
                 self._add(variable, y, _pull(primitive, slot, block), same=False)
         if own is not None:
-            for i, (slot, variable) in enumerate(slots):
+            # parameters first: a block of a state with one has the columns of the parameter, as panels have them
+            ordered = sorted(slots, key=lambda item: isinstance(item[1], int))
+            for i, (slot, variable) in enumerate(ordered):
                 half = _pull(primitive, slot, own).mT
-                for other, into in slots[i:]:
+                for other, into in ordered[i:]:
                     summed = isinstance(variable, Use) and isinstance(into, Use)
                     block = _pull(primitive, other, half, summed=summed)
                     self._add(into, variable, block, same=slot == other)
@@ -86,12 +88,15 @@ class Elimination:
         if parts is None:
             return None
         first, width = self._ledger.start, self._ledger.width - self._ledger.start
-        if len(parts) == 1 and parts[0][1].shape[-1] == width:
-            return parts[0][1]
+        found: dict[tuple[int, int], Tensor] = {}
+        for absolute, part in parts:
+            columns = (absolute - first, absolute - first + part.shape[-1])
+            found[columns] = found[columns] + part if columns in found else part
+        if (0, width) in found and len(found) == 1:
+            return found[0, width]
         panel = parts[0][1].new_empty(*parts[0][1].shape[:2], width)
         filled = 0
-        for absolute, part in sorted(parts, key=lambda item: item[0]):
-            start, stop = absolute - first, absolute - first + part.shape[-1]
+        for (start, stop), part in sorted(found.items(), key=lambda item: item[0]):
             panel[..., filled:start].zero_()
             fresh = max(start, min(filled, stop))
             panel[..., start:fresh] += part[..., : fresh - start]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from curvlens.assembly.primitives import Block, Per, Primitive, Tangents, over_tokens
@@ -41,7 +42,7 @@ class Norm(Primitive):
         if d == (2 if self.kind == "layer" else 1):
             return gap / s * self._centred(t)
         c = self._centred(t)
-        return (c - n * ((n * c).sum(-2, keepdim=True) / d)) / s
+        return torch.addcmul(c, n, n.mT @ c, value=-1 / d).div_(s)
 
     def _scaled(self, t: Tensor) -> Tensor:
         return t if self.scale is None else self.scale[:, None] * t
@@ -58,6 +59,8 @@ class Norm(Primitive):
         """(∂n/∂x)(γ∘c), Σ n∘c, Σ c."""
         if slot == 0:
             return self._plain(self._scaled(cotangent))
+        if slot == 1 and per is None:
+            return torch.einsum("btd,btdk->dk", self._at.n, cotangent)
         per_token = self._at.n[..., None] * cotangent if slot == 1 else cotangent
         return over_tokens(per_token, per)
 

@@ -60,7 +60,7 @@ def centred(v: Tokens_, kind: Kind) -> Tokens_:
     if kind == "rms":
         return v
     v = v - v[..., :1]  # a large common offset goes first, without rounding
-    return v - v.mean(-1, keepdim=True)
+    return v.sub_(v.mean(-1, keepdim=True))
 
 
 def projector(d: int, like: Tensor, kind: Kind) -> Float[Tensor, "d d"]:
