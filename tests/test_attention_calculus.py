@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from attention_truth import Case
 from curvlens.calculus import attention, inner
 from curvlens.calculus.attention import AttentionHessian, potential
-from curvlens.calculus.attention.blocks import Part
+from curvlens.calculus.form import Part
 from curvlens.calculus.terms import Tokens
 from curvlens.operators import closed_form
 

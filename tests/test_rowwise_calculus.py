@@ -16,7 +16,8 @@ from torch.autograd import functional as autograd
 
 from curvlens.calculus import activations, feedforward, norms
 from curvlens.calculus.curvature import Root
-from curvlens.calculus.rowwise import Part, RowwiseHessian
+from curvlens.calculus.form import Part
+from curvlens.calculus.rowwise import RowwiseHessian
 from curvlens.errors import CurvlensError
 
 D = torch.float64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from curvlens.calculus.terms import Given, Term, merged, summed
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
 Key = str | tuple[str, str]
+Part = Literal["outer", "functional", "total"]
+PARTS: tuple[Part, ...] = ("outer", "functional", "total")
 
 
 def not_a_part(key: object, parts: Sequence[str]) -> NoReturn:
@@ -232,3 +234,43 @@ class MatrixForm(Form):
 def _of_matrix(matrix: Tensor, shapes: Mapping[str, tuple[int, int]], first: str, second: str) -> list[Term]:
     at = places(shapes)
     return [Given(matrix[at[first], at[second]].view(*shapes[first], *shapes[second]))]
+
+
+class Split:
+    """H = outer + functional: three `Form`s of these names, and what is read off one of them without building a block.
+
+    ``H.outer["Q", "K"]`` is a block, ``H.total.dense()`` the whole.
+    """
+
+    def __getitem__(self, key: object) -> NoReturn:
+        not_a_part(key, ("total", "outer", "functional"))
+
+    def _form(self, part: str) -> Form:
+        if part in PARTS:
+            form: Form = getattr(self, part)
+            return form
+        names = self._form("total").names
+        hint = f" A block is one argument: norm({names[:2]!r})." if part in names and len(names) > 1 else ""
+        raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.{hint}")
+
+    def norm(self, block: Key | None = None, part: Part = "total") -> float:
+        """The Frobenius norm of a block (a name, or a pair of names) or of the whole, exact.
+
+        It sums over pairs of tokens, or builds the block some rows at a time, whichever is less work.
+        """
+        return self._form(part).norm(block)
+
+    def trace(self, block: str | None = None, part: Part = "total") -> float:
+        """The trace of a diagonal block or of the whole, exact."""
+        return self._form(part).trace(block)
+
+    def diagonal(self, block: str | None = None, part: Part = "total") -> Tensor:
+        """The diagonal of a diagonal block or of the whole."""
+        return self._form(part).diagonal(block)
+
+    def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
+        """The product with a vector (size,) or with the columns of a (size, k) matrix."""
+        return self._form(part).matvec(v)
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        return self.matvec(v)

@@ -18,13 +18,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from curvlens.calculus.form import Form
+from curvlens.calculus.form import Form, Split
 from curvlens.calculus.inputs import alike, in_own_dtype
 from curvlens.calculus.terms import Pair, Term
 from curvlens.errors import CurvlensError, a_kind
 
 
-class LinearMLPHessian:
+class LinearMLPHessian(Split):
     """``.outer``, ``.functional`` and ``.total``, with blocks ``W1 W2 …``, each weight in row-vec."""
 
     def __init__(self, X: Tensor, weights: Sequence[Tensor], gradient: Tensor, c: float) -> None:

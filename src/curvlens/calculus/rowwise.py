@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import Curvature, Root, flat, is_zero, plus
-from curvlens.calculus.form import Form, Key, not_a_part
+from curvlens.calculus.form import Form, Split
 from curvlens.calculus.terms import Pair, Term, Tokens, product
-from curvlens.errors import CurvlensError
 
-Part = Literal["outer", "functional", "total"]
 Functional = Callable[[str, str], list[Term]]
 """The functional terms of the block of two names, the first not after the second."""
 
@@ -37,7 +34,7 @@ class Slot:
     """M, (N, columns, d_out); (columns, d_out) if it is the same for all tokens; None for the identity."""
 
 
-class RowwiseHessian:
+class RowwiseHessian(Split):
     """H = outer + functional of a loss behind a layer that acts on every token by itself.
 
     ``.outer``, ``.functional`` and ``.total`` are `Form`s: ``H.outer["up", "down"]`` is a block, ``H.total.dense()``
@@ -55,19 +52,19 @@ class RowwiseHessian:
     @cached_property
     def outer(self) -> Form:
         """Jᵀ S J."""
-        return self._form(self._outer, None, "Outer part of the Hessian")
+        return self._make(self._outer, None, "Outer part of the Hessian")
 
     @cached_property
     def functional(self) -> Form:
         """⟨g, ∂²f⟩, and what else of the curvature there is."""
-        return self._form(self._rest, self._functional, "Functional part of the Hessian")
+        return self._make(self._rest, self._functional, "Functional part of the Hessian")
 
     @cached_property
     def total(self) -> Form:
         """H."""
-        return self._form(plus(self._outer, self._rest), self._functional, "Hessian")
+        return self._make(plus(self._outer, self._rest), self._functional, "Hessian")
 
-    def _form(self, curvature: Curvature, functional: Functional | None, what: str) -> Form:
+    def _make(self, curvature: Curvature, functional: Functional | None, what: str) -> Form:
         slots = self._slots
 
         def terms(first: str, second: str) -> list[Term]:
@@ -75,34 +72,6 @@ class RowwiseHessian:
             return [*_sandwich(slots[first], slots[second], curvature), *own]
 
         return Form({name: slot.shape for name, slot in slots.items()}, terms, self._like, f"{what} {self._title}")
-
-    def __getitem__(self, key: object) -> NoReturn:
-        not_a_part(key, ("total", "outer", "functional"))
-
-    # What is read off, without building a block
-
-    def _of(self, part: str) -> Form:
-        if part not in ("outer", "functional", "total"):
-            hint = " A block is one argument: norm(('up', 'down'))." if part in self._slots else ""
-            raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.{hint}")
-        form: Form = getattr(self, part)
-        return form
-
-    def norm(self, block: Key | None = None, part: Part = "total") -> float:
-        """The Frobenius norm of a block (a name, or a pair of names) or of the whole, exact."""
-        return self._of(part).norm(block)
-
-    def trace(self, block: str | None = None, part: Part = "total") -> float:
-        """The trace of a diagonal block or of the whole, exact."""
-        return self._of(part).trace(block)
-
-    def diagonal(self, block: str | None = None, part: Part = "total") -> Tensor:
-        """The diagonal of a diagonal block or of the whole."""
-        return self._of(part).diagonal(block)
-
-    def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
-        """The product with a vector (size,) or with the columns of a (size, k) matrix."""
-        return self._of(part).matvec(v)
 
 
 def _sandwich(one: Slot, other: Slot, curvature: Curvature) -> list[Term]:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from curvlens.calculus.attention.blocks import Part
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import applied
+from curvlens.calculus.form import Part
 from curvlens.calculus.softmax import gradient_rows
 
 Directions = Mapping[str, Tensor]

@@ -8,7 +8,7 @@ w_i (M_i S_i M'_iᵀ), and the functional blocks are of the same kind.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,9 @@ from curvlens.calculus.attention.potential import Side
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import Curvature, Root, counts, is_zero, rows
+from curvlens.calculus.form import Part
 from curvlens.calculus.inputs import calculated
 from curvlens.calculus.terms import Pair, Term, Tokens, product
-
-Part = Literal["outer", "functional", "total"]
 
 
 class Slot(NamedTuple):

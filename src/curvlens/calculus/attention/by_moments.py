@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from curvlens.calculus.attention.blocks import Part
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.curvature import applied, is_zero
+from curvlens.calculus.form import Part
 
 
 class ByMoments:

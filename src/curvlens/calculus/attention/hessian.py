@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from curvlens.calculus.attention.blocks import Blocks, Part, Slot, scores, slots
+from curvlens.calculus.attention.blocks import Blocks, Slot, scores, slots
 from curvlens.calculus.attention.kernel import RankBound, gauge, rank_bound
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.products import Products
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.behind import Loss
-from curvlens.calculus.form import Form, Key, not_a_part
+from curvlens.calculus.form import Form, Key, Part, Split
 from curvlens.calculus.inputs import calculated, in_own_dtype
 from curvlens.calculus.moments import Moments, moments
 from curvlens.calculus.terms import Pair, Term
 from curvlens.errors import CurvlensError
 
-PARTS: tuple[Part, ...] = ("outer", "functional", "total")
 
-
-class AttentionHessian:
+class AttentionHessian(Split):
     """H = outer + functional of a loss behind an attention layer, with respect to its weights (and tokens).
 
     ``.outer``, ``.functional`` and ``.total`` are `Form`s: ``H.outer["Q", "K"]`` is a block, ``H.total.dense()`` the
@@ -89,19 +86,9 @@ class AttentionHessian:
             + f"; {self.total.size} × {self.total.size})"
         )
 
-    def __getitem__(self, key: object) -> NoReturn:
-        not_a_part(key, ("total", "outer", "functional"))
-
     @property
     def _state(self) -> State:
         return self._blocks.state
-
-    def _form(self, part: str) -> Form:
-        if part not in PARTS:
-            hint = " A block is one argument: norm(('Q', 'K'))." if part in self._shapes else ""
-            raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.{hint}")
-        form: Form = getattr(self, part)
-        return form
 
     # What is read off, without building a block
 
@@ -112,21 +99,10 @@ class AttentionHessian:
             form = self.outer  # which is all there is of it
         return form.norm(block)
 
-    def trace(self, block: str | None = None, part: Part = "total") -> float:
-        """The trace of a diagonal block or of the whole, exact."""
-        return self._form(part).trace(block)
-
-    def diagonal(self, block: str | None = None, part: Part = "total") -> Tensor:
-        """The diagonal of a diagonal block or of the whole."""
-        return self._form(part).diagonal(block)
-
     @in_own_dtype
     def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._products(self._form(part).checked(v), part)
-
-    def __matmul__(self, v: Tensor) -> Tensor:
-        return self.matvec(v)
 
     @property
     @in_own_dtype

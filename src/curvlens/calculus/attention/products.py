@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.along_tokens import along_tokens
-from curvlens.calculus.attention.blocks import Blocks, Part
+from curvlens.calculus.attention.blocks import Blocks
 from curvlens.calculus.attention.by_moments import ByMoments
-from curvlens.calculus.form import places, require_room_for
+from curvlens.calculus.form import Part, places, require_room_for
 from curvlens.calculus.terms import Given, Term
 
 ALONG = 1 << 24

@@ -20,12 +20,12 @@ from curvlens.calculus.attention.blocks import slots
 from curvlens.calculus.attention.layer import Kind, Layer, Value, layer
 from curvlens.calculus.behind import Loss, behind
 from curvlens.calculus.curvature import Curvature, applied
-from curvlens.calculus.form import MatrixForm
+from curvlens.calculus.form import MatrixForm, Split
 from curvlens.calculus.inputs import in_own_dtype
 from curvlens.errors import CurvlensError
 
 
-class StackHessian:
+class StackHessian(Split):
     """``.outer``, ``.functional`` and ``.total`` of a stack of attention layers; blocks are ``Q1 K1 V1 Q2 …``."""
 
     def __init__(self, shapes: dict[str, tuple[int, int]], outer: Tensor, functional: Tensor) -> None:
