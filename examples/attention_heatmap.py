@@ -11,6 +11,7 @@ Hessian is exact, in closed form.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Literal
 
 import matplotlib.pyplot as plt
@@ -85,4 +86,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draw log₁₀ |H| of the attention weights of one Transformer block.")
     parser.add_argument("path", nargs="?", default="heatmap.png", help="the picture to write (default: heatmap.png)")
     path = parser.parse_args().path
+    if not Path(path).absolute().parent.is_dir():
+        parser.error(f"there is no folder {Path(path).parent} for {Path(path).name}")
     draw(hessian(), path)

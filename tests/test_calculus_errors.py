@@ -44,7 +44,7 @@ def nan(tensor: torch.Tensor) -> torch.Tensor:
         ({"X": X.long()}, "X is torch.int64, expected a tensor of real floating-point"),
         ({"X": X[:0]}, r"X of shape \(0, 4\) is empty"),
         ({"wrt": "QO"}, "there is no O, as the value is one matrix"),
-        ({"WK": nan(WK)}, r"WK has NaN or infinite entries \(1 of them\)"),
+        ({"WK": nan(WK)}, r"WK has NaN or infinite entries \(1 of them, the first at \[0, 0\]\)"),
         ({"target": nan(Y)}, "target has NaN or infinite"),
         (
             {"target": torch.ones(5, 3, dtype=D)},
@@ -70,7 +70,10 @@ def nan(tensor: torch.Tensor) -> torch.Tensor:
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"mask": "triangular"}, "mask='triangular'"),
-        ({"mask": torch.ones(5, 5)}, "mask is of torch.float32; expected None, 'causal' or a boolean tensor"),
+        ({"mask": torch.ones(5, 5)}, "mask is of torch.float32; expected None, 'causal' or a boolean.*mask.bool"),
+        ({"mask": torch.eye(5).long()}, "mask is of torch.int64; .*Of ones where attended: mask.bool"),
+        ({"mask": torch.eye(5).log()}, "Of numbers that are added to the scores: mask == 0"),
+        ({"mask": 2.0 * torch.eye(5)}, "numbers are not supported"),
         ({"mask": torch.ones(4, 5, dtype=torch.bool)}, r"mask has shape \(4, 5\), expected \(5, 5\)"),
         ({"mask": "causal", "context": torch.ones(3, 4, dtype=D)}, "mask='causal' with 5 queries and 3 keys"),
         ({"context": torch.ones(2, 5, 4, dtype=D)}, r"X has the batch shape \(\), context \(2,\)"),
@@ -117,10 +120,15 @@ def test_bad_questions() -> None:
 
 def test_heads_have_to_be_named() -> None:
     many = attention.hessian(X, WQ.expand(2, 4, 3), WK.expand(2, 4, 3), WV.expand(2, 4, 2), target=Y)
-    with pytest.raises(cl.CurvlensError, match="say which, as in t_outer"):
-        many.t_outer()
-    with pytest.raises(cl.CurvlensError, match="head 5"):
+    for ask in (many.t_outer, many.rank_bound):
+        with pytest.raises(cl.CurvlensError, match="There are 2 heads: say which, as in head=0"):
+            ask()
+    with pytest.raises(cl.CurvlensError, match="head=5; there are heads 0 to 1"):
         many.t_functional(head=5)
+    with pytest.raises(cl.CurvlensError, match="head=-1; there is one head, 0"):
+        attention.hessian(X, WQ, WK, WV, target=Y).t_outer(head=-1)
+    with pytest.raises(cl.CurvlensError, match=r"Outputs of heads add up.*WV=\(down, up\)"):
+        attention.hessian(X, WQ.expand(2, 4, 3), WK.expand(2, 4, 3), WV.expand(2, 4, 2), target=torch.cat([Y, Y], 1))
     assert many.t_outer(head=1).names == ("Q1", "K1")
 
 
@@ -137,6 +145,43 @@ def test_what_does_not_fit_memory_is_said_beforehand(monkeypatch: pytest.MonkeyP
     assert H.matvec(torch.ones(32, dtype=D)).shape == (32,)
     with pytest.raises(cl.CurvlensError, match="moments of all tokens has 480 entries"):
         attention.hessian(X, WQ, WK, WV, target=Y).norm()
+    with pytest.raises(cl.CurvlensError, match=r"M3, with what it is summed from, has .*`curvlens.calculus.moments"):
+        _ = H.moments
+    with pytest.raises(cl.CurvlensError, match="All gauge directions, twice, has 576 entries"):
+        H.gauge()
+    monkeypatch.setattr("curvlens.calculus.inputs.available_bytes", lambda device: 4000)
+    with pytest.raises(cl.CurvlensError, match="The Hessian of a stack, with the directions of all its weights"):
+        attention.stack(X, [(WQ, WK, WV)], target=Y)
+
+
+def test_a_stack_of_layers_that_are_not_three_weights() -> None:
+    with pytest.raises(cl.CurvlensError, match=r"Layer 2 of the stack is three weights \(WQ, WK, WV\), got 2 of them"):
+        attention.stack(X, [(WQ, WK, torch.ones(4, 4, dtype=D)), (WQ, WK)], target=Y)  # type: ignore[list-item]
+
+
+def test_every_hessian_says_of_itself_what_its_parts_say() -> None:
+    deep, linear = attention.stack(X, [(WQ, WK, WV)], target=Y), linear_mlp.hessian(X, [WV.T], Y)
+    for H, name in ((deep, "Q1"), (linear, "W1")):
+        v = torch.ones(H.total.size, dtype=D)
+        assert H.norm(name, "outer") == H.outer.norm(name)
+        assert H.trace() == H.total.trace()
+        torch.testing.assert_close(H @ v, H.total.dense() @ v)
+        torch.testing.assert_close(H.diagonal(name, "functional"), H.functional[name].diagonal())
+        with pytest.raises(cl.CurvlensError, match="A block belongs to a part of the Hessian"):
+            H[name]
+
+
+def test_a_curve_without_a_window_is_warned_of() -> None:
+    sigma = torch.logspace(-1, 1, 25, dtype=D)
+    noise = torch.randn(25, dtype=D, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(cl.CurvlensWarning, match="In no window of 4 points"):
+        exponents.fit(sigma, sigma**2 * (1 + 0.2 * noise).abs())
+    assert abs(exponents.fit(sigma, sigma**2 * (1 + 0.2 * noise).abs(), tolerance=5.0).slope - 2) < 0.2
+
+
+def test_results_are_short_in_a_terminal() -> None:
+    assert len(repr(attention.hessian(X, WQ, WK, WV, target=Y).moments)) < 80
+    assert len(repr(scalar_attention.spectrum(X[:, 0], WQ[0], WQ[0], 1.0, Y[:, 0]))) < 120
 
 
 def test_a_module_in_the_place_of_its_weight() -> None:

@@ -131,6 +131,8 @@ X, Q, V, Y = torch.ones(5, 4), torch.ones(4, 3), torch.ones(4, 2), torch.ones(5,
 U, labels, entropy = torch.ones(4, 7), torch.arange(5), losses.unembedded_cross_entropy
 """
 CALLS = {
+    "attention.hessian(X, Q, Q, V, Y, mask=torch.eye(5).numpy())": "torch.as_tensor(mask, dtype=torch.bool)",
+    "attention.stack(X, [(Q, Q)], Y)": "Layer 1 of the stack is three weights (WQ, WK, WV), got 2 of them",
     "attention.hessian(X, Q, Q, V, Y).norm(['Q'])": "There is no block ['Q']",
     "attention.hessian(X, Q, Q, V, Y).total[['Q']]": "There is no block ['Q']",
     "spectrum(x, w, w, 1.0, x, mask=torch.ones(4, 4))": "A float mask that is added to the scores goes into bias=",

@@ -37,6 +37,8 @@ class Outputs(NamedTuple):
     batch: Sequence[int]
     like: Tensor
     """A tensor of the layer: the loss has to be of its dtype and on its device."""
+    heads: int = 1
+    """Of attention, whose outputs add up."""
 
 
 def behind(of: Outputs, target: Any, grad: Any, curvature: Any, reduction: str) -> Loss:
@@ -87,7 +89,7 @@ def _size(part: Any) -> float:
 def _curvature(name: str, given: Any, shape: tuple[int, ...], of: Outputs, scale: float, size: float) -> Curvature:
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         if not math.isfinite(given):
-            raise CurvlensError(f"{name} is {given}; expected a number, a tensor or a Root.")
+            raise CurvlensError(f"{name} is {given}; expected a finite number, a tensor or a Root.")
         return scale * given
     if isinstance(given, Root):
         if not isinstance(given.R, Tensor) or not given.R.ndim:
@@ -114,6 +116,8 @@ def _fits(name: str, given: Any, shape: tuple[int, ...], of: Outputs, *, finite:
         what = "one matrix for each token of the output" if "curvature" in name else "that of the output"
         root = isinstance(given, Tensor) and given.shape[:-1] == shape[:-1] and name.startswith("curvature")
         hint = " A root R of it is given as attention.Root(R)." if root else ""
+        if isinstance(given, Tensor) and of.heads > 1 and tuple(given.shape) == (*shape[:-1], of.heads * shape[-1]):
+            hint = " Outputs of heads add up; where they are concatenated, give WV=(down, up) with up (heads, r, d)."
         raise CurvlensError(f"{name} has to have the shape {shape}, {what}; got {got}.{hint}")
     of_one_kind({"X": of.like, name: given})
     if finite:

@@ -9,6 +9,7 @@ slopes agree.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,15 +18,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from curvlens.errors import CurvlensError, a_kind, nearest
+from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, nearest
 
 Residual = Literal["constant", "scaling"]
 Kind = Literal["softmax", "linear"]
 
+FEW = 4
+"""Points below which a window says little."""
+
 
 @dataclass(frozen=True)
 class Growth:
-    """The powers with which a block grows; the weights beside what they do through the attention matrix."""
+    """The powers with which a block grows; the weights beside what they do through the attention matrix.
+
+    ``data`` is None for a block that is zero.
+    """
 
     data: int | None
     """The power of the tokens for small tokens; None for a block that is zero."""
@@ -213,6 +220,14 @@ def fit(
     x, y = sigma.log(), curve.log()
     local = y.mean(0).diff() / x.diff()
     first, last = _widest(local, tolerance) if window is None else _inside(sigma, window)
+    if window is None and last - first + 1 < min(FEW, len(sigma)):
+        warnings.warn(
+            f"In no window of {FEW} points are the local slopes within tolerance={tolerance:g} of their mean; the "
+            f"widest has {last - first + 1} of {len(sigma)}. The curve is noisy (raise tolerance=, or give repeats "
+            "of it or window=), or it is no power law.",
+            CurvlensWarning,
+            stacklevel=2,
+        )
     x, y = x[first : last + 1], y[:, first : last + 1]
     centred = x - x.mean()
     slopes = y @ centred / centred.square().sum()

@@ -86,7 +86,9 @@ def require_finite(name: str, tensor: Tensor) -> None:
         raise CurvlensError(f"{name} of shape {tuple(tensor.shape)} is empty.")
     # a sum is finite only if all are: one pass, and no mask
     if not math.isfinite(float(tensor.detach().sum())) and not tensor.isfinite().all():
-        raise CurvlensError(f"{name} has NaN or infinite entries ({int((~tensor.isfinite()).sum())} of them).")
+        wrong = (~tensor.isfinite()).nonzero()
+        first = ", ".join(str(i) for i in wrong[0].tolist())
+        raise CurvlensError(f"{name} has NaN or infinite entries ({len(wrong)} of them, the first at [{first}]).")
 
 
 def require_room(numbers: int, like: Tensor, what: str, instead: str) -> None:

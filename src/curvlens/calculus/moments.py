@@ -34,6 +34,9 @@ class Moments(NamedTuple):
     M2: Float[Tensor, "*batch l d d"]
     M3: Float[Tensor, "*batch l d d d"]
 
+    def __repr__(self) -> str:
+        return f"Moments({', '.join(f'{name} {tuple(m.shape)}' for name, m in self._asdict().items())})"
+
 
 def _largest(a: Tensor, x: Tensor) -> Tensor:
     """The tokens r where rows of A are largest, for x (…, k, d); of an empty row it is any of them."""

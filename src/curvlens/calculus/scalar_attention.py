@@ -38,7 +38,7 @@ class Bulk(NamedTuple):
     multiplicity: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScalarSpectrum:
     """The spectrum of Hessian and Gauss–Newton matrix; vectors are in the order w_Q, w_K, w_V."""
 
@@ -55,6 +55,13 @@ class ScalarSpectrum:
     """(2 d_K + 1, 2)."""
     mu: float
     loss: float
+
+    def __repr__(self) -> str:
+        outliers = ", ".join(f"{value:.4g}" for value in self.outliers.tolist())
+        return (
+            f"ScalarSpectrum(bulk ±{self.bulk.value:.4g} × {self.bulk.multiplicity}, outliers {outliers}; "
+            f"loss {self.loss:.4g})"
+        )
 
     @property
     def eigenvalues(self) -> Tensor:

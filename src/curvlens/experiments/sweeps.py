@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from curvlens.calculus import exponents
 from curvlens.calculus.exponents import PowerLaw
+from curvlens.errors import CurvlensWarning
 from curvlens.experiments.experiment import Law, Number
 from curvlens.experiments.records import Record
 from curvlens.experiments.sizes import number
@@ -87,7 +89,9 @@ class Sweep:
         """The power law, in a window or in the widest one where it is one."""
         usable = self.finite()
         within = None if window is None else (float(window[0]), float(window[1]))
-        return exponents.fit(list(usable.x), usable.values, window=within, tolerance=tolerance)
+        with warnings.catch_warnings():  # figures show the window, and how local slopes differ
+            warnings.simplefilter("ignore", CurvlensWarning)
+            return exponents.fit(list(usable.x), usable.values, window=within, tolerance=tolerance)
 
     def fitted(self, name: str, predicted: float | None) -> Law:
         """The power law in the widest window where it is one, beside a prediction."""

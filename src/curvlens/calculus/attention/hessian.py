@@ -15,7 +15,7 @@ from curvlens.calculus.attention.products import Products
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.behind import Loss
 from curvlens.calculus.form import Form, Key, Part, Split
-from curvlens.calculus.inputs import calculated, in_own_dtype
+from curvlens.calculus.inputs import calculated, in_own_dtype, require_room
 from curvlens.calculus.moments import Moments, moments
 from curvlens.calculus.terms import Pair, Term
 from curvlens.errors import CurvlensError
@@ -107,13 +107,21 @@ class AttentionHessian(Split):
     @property
     @in_own_dtype
     def moments(self) -> Moments:
-        """M1, M2 and M3 of every attention row, (heads, samples, L, d, …), without axes that were not given.
+        """Mean, covariance and third central moment of the keys under every attention row: M1, M2 and M3.
 
-        M3 has L d³ numbers a head and sample.
+        (heads, samples, L, d), (…, d, d) and (…, d, d, d), without axes that were not given: M3 has L d³ numbers a head
+        and sample.
         """
         if self._layer.kind != "softmax":
             raise CurvlensError("Linear attention has no rows that are distributions, hence no moments.")
         of = self._layer
+        rows, keys, width = of.heads * of.samples * of.queries.shape[1], of.keys.shape[1], of.keys.shape[2]
+        require_room(
+            rows * (width**3 + keys * width * width),
+            of.queries,
+            "M3, with what it is summed from,",
+            "`curvlens.calculus.moments.contracted` has M1, M2, and M3 along a vector.",
+        )
         found = moments(of.attention, of.keys.expand(of.heads, *of.keys.shape))
         lead = (of.heads, *self._batch) if self._named else self._batch
         return Moments(*(m.reshape(*lead, *m.shape[2:]) for m in found))
@@ -123,13 +131,17 @@ class AttentionHessian(Split):
     def _query_key(self, head: int | None) -> tuple[str, str]:
         if self._layer.WK is None:
             raise CurvlensError("One matrix W_QK is not split at the scores: that needs W_Q and W_K.")
+        heads = self._layer.heads
+        if head is None and heads > 1:
+            raise CurvlensError(f"There are {heads} heads: say which, as in head=0.")
+        if head is not None and not (isinstance(head, int) and 0 <= head < heads):
+            known = f"are heads 0 to {heads - 1}" if heads > 1 else "is one head, 0"
+            raise CurvlensError(f"head={head!r}; there {known}.")
         wanted = [n for n, slot in self._slots.items() if slot.letter in "QK" and slot.head == (head or 0)]
         if len(wanted) != 2:
             raise CurvlensError(
                 f"The split at the scores needs Q and K of head {head or 0}; the blocks are {', '.join(self._slots)}."
             )
-        if head is None and self._layer.heads > 1:
-            raise CurvlensError(f"There are {self._layer.heads} heads: say which, as in t_outer(head=0).")
         return (wanted[0], wanted[1])
 
     def t_outer(self, head: int | None = None) -> Form:

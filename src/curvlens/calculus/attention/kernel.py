@@ -10,6 +10,7 @@ from torch import Tensor
 
 from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.form import Form
+from curvlens.calculus.inputs import require_room
 from curvlens.errors import CurvlensError
 
 
@@ -44,6 +45,13 @@ def rank_bound(of: Layer, head: int) -> RankBound:
 def gauge(of: Layer, names: Mapping[tuple[str, int], str], form: Form) -> Tensor:
     """(W_Q Ξ, −W_K Ξᵀ) and (W_V Ξ, −Ξ W_O) for all Ξ, as columns; ``names`` are blocks by letter and head."""
     columns = []
+    directions = of.heads * sum(w.shape[2] ** 2 for w, has in ((of.WQ, of.WK), (of.down, of.up)) if has is not None)
+    require_room(
+        2 * form.size * directions,
+        of.queries,
+        "All gauge directions, twice,",
+        "One is (W_Q Ξ, −W_K Ξᵀ), for a matrix Ξ (d_K, d_K) of your own.",
+    )
     pairs = (("Q", "K", of.WQ, of.WK), ("V", "O", of.down, of.up))
     for one, other, first, second in pairs:
         for head in range(of.heads):

@@ -121,7 +121,7 @@ class Layer:
 
     def outputs(self, batch: Sequence[int]) -> Outputs:
         """What a loss behind the layer needs of it."""
-        return Outputs(lambda: self.output, self.shape, batch, self.queries)
+        return Outputs(lambda: self.output, self.shape, batch, self.queries, self.heads)
 
     def copy(self) -> Layer:
         """The same layer with tensors of its own: outside of inference mode, they may be differentiated through."""
@@ -243,6 +243,17 @@ def _tau(temperature: Any, root: float) -> float | None:
     return tau if tau > 0 and abs(math.log10(tau) if tau < math.inf else math.inf) < 150 else None
 
 
+def _as_boolean(mask: Any) -> str:
+    """How to make a boolean mask of one that says the same in numbers."""
+    if not isinstance(mask, Tensor) or mask.is_complex() or mask.is_meta:
+        return " torch.as_tensor(mask, dtype=torch.bool) makes one of ones and zeros." if hasattr(mask, "shape") else ""
+    if bool(((mask == 0) | (mask == 1)).all()):
+        return " Of ones where attended: mask.bool()."
+    if bool((mask <= 0).all()):
+        return " Of numbers that are added to the scores: mask == 0."
+    return " It has neither ones where attended nor a large negative number where not: numbers are not supported."
+
+
 def _allowed(mask: Any, x: Tensor, keys: Tensor) -> Tensor | None:
     """(B or 1, L, L_k), True where a query may attend to a key."""
     if mask is None:
@@ -257,8 +268,7 @@ def _allowed(mask: Any, x: Tensor, keys: Tensor) -> Tensor | None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         given = f"of {mask.dtype}" if isinstance(mask, Tensor) else a_kind(mask)
         raise CurvlensError(
-            f"mask is {given}; expected None, 'causal' or a boolean tensor, True where attended (of a mask that is "
-            "added to the scores: mask == 0)."
+            f"mask is {given}; expected None, 'causal' or a boolean tensor, True where attended.{_as_boolean(mask)}"
         )
     full = (*x.shape[:-2], *size)
     try:

@@ -21,8 +21,8 @@ from curvlens.calculus.attention.layer import Kind, Layer, Value, layer
 from curvlens.calculus.behind import Loss, behind
 from curvlens.calculus.curvature import Curvature, applied
 from curvlens.calculus.form import MatrixForm, Split
-from curvlens.calculus.inputs import in_own_dtype
-from curvlens.errors import CurvlensError
+from curvlens.calculus.inputs import in_own_dtype, require_room
+from curvlens.errors import CurvlensError, a_kind
 
 
 class StackHessian(Split):
@@ -44,7 +44,7 @@ def stack(
     target: Tensor | None = None,
     *,
     grad: Tensor | None = None,
-    curvature: float | Tensor | tuple[float | Tensor, float | Tensor] | None = None,
+    curvature: Curvature | tuple[Curvature, Curvature] | None = None,
     mask: str | Tensor | None = None,
     temperature: float = 1.0,
     kind: Kind = "softmax",
@@ -59,7 +59,11 @@ def stack(
     built: list[Layer] = []
     tokens = X
     shapes: dict[str, tuple[int, int]] = {}
-    for depth, (wq, wk, wv) in enumerate(layers, start=1):
+    for depth, given_layer in enumerate(layers, start=1):
+        if not isinstance(given_layer, (tuple, list)) or len(given_layer) != 3:
+            what = f"{len(given_layer)} of them" if isinstance(given_layer, (tuple, list)) else a_kind(given_layer)
+            raise CurvlensError(f"Layer {depth} of the stack is three weights (WQ, WK, WV), got {what}.")
+        wq, wk, wv = given_layer
         one = layer(tokens, wq, wk, wv, mask=mask, temperature=temperature, kind=kind, context=None)
         built.append(one)
         for slot in slots(one):
@@ -67,6 +71,12 @@ def stack(
         tokens = one.output.reshape(*X.shape[:-2], *one.output.shape[1:])
     loss = behind(built[-1].outputs(X.shape[:-2]), target, grad, curvature, reduction)
     size = sum(a * b for a, b in shapes.values())
+    require_room(
+        5 * size**2 + 4 * size * X.numel(),  # three parts, directions of all weights and of the tokens
+        X,
+        "The Hessian of a stack, with the directions of all its weights,",
+        "`cl.hessian` of a problem has products with vectors.",
+    )
 
     # forward: the directions that all weights so far give to each layer's weights and tokens
     directions: list[dict[str, Tensor]] = []
