@@ -286,5 +286,11 @@ def test_a_copy_of_a_hessian_works() -> None:
         torch.testing.assert_close(other.total.dense(), matrix, rtol=1e-14, atol=1e-16)
         torch.testing.assert_close(other.matvec(v), matrix @ v, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(pickle.loads(pickle.dumps(used.total)).dense(), matrix, rtol=0, atol=0)
+    assert used.total.norm() > 0  # it has read every block
+    kept = pickle.dumps(used.total)
+    assert len(kept) < 1.1 * matrix.numel() * 8 + 10_000
+    form = pickle.loads(kept)
+    form.dense().zero_()
+    assert not form[form.names[0]].any()
     with pytest.raises(CurvlensError, match="no part"):
         used.parts[["attn.mix"]]  # type: ignore[index]

@@ -388,7 +388,7 @@ def test_what_users_read_of_a_layer_may_be_differentiated_through() -> None:
 
 def test_outputs_that_overflow_are_told() -> None:
     X = torch.full((3, 2), 300.0).half()
-    X[1] = 200
+    X[1] = -200
     small, large = 1e-3 * torch.eye(2).half(), 300 * torch.eye(2).half()
     with pytest.raises(CurvlensError, match="Outputs overflow"):
         attention.hessian(X, small, small, large, target=torch.zeros(3, 2).half())
@@ -462,6 +462,44 @@ def test_an_attention_hessian_is_pickled() -> None:
     H = attention.hessian(*layer(), grad=draw(5, 2), curvature=1.0)
     matrix = H.total.dense()
     torch.testing.assert_close(pickle.loads(pickle.dumps(H)).total.dense(), matrix, rtol=0, atol=0)
+    for form in (H.t_outer(), H.t_functional()):
+        torch.testing.assert_close(pickle.loads(pickle.dumps(form)).dense(), form.dense(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "length"), [("float64", 1e160, 3), ("float64", 1e-165, 3), ("float16", 12, 512)]
+)
+def test_outputs_of_linear_attention_where_squares_of_tokens_leave_the_dtype(
+    dtype: str, size: float, length: int
+) -> None:
+    to: torch.dtype = getattr(torch, dtype)
+    X, W = draw(length, 2), torch.eye(2, dtype=torch.float64)
+    scales = (1 / size, 1 / size, 1 / size) if dtype == "float64" else (1e-3, 1e-1, 1e-3)
+    wq, wk, wv = (scale * W for scale in scales)
+    found = attention.forward((size * X).to(to), wq.to(to), wk.to(to), wv.to(to), kind="linear")
+    scores = (size * X @ wq) @ (size * X @ wk).T / 2**0.5
+    torch.testing.assert_close(
+        found.double(),
+        scores @ (size * X @ wv),
+        rtol=1e-12 if to == torch.float64 else 2e-2,
+        atol=1e-3 * (to != torch.float64),
+    )
+
+
+def test_scores_of_linear_attention_that_overflow_are_told() -> None:
+    X, W = 1e160 * draw(2, 4), draw(4, 2, seed=1)
+    with pytest.raises(CurvlensError, match="Scores overflow"):
+        attention.forward(X, W, W, 1e-200 * W, kind="linear")
+
+
+def test_what_the_values_take_away_is_gone_before_it_is_summed() -> None:
+    """Tokens far from the origin, along a direction that W_V does not see."""
+    X = draw(4, 2) + 1e6 * torch.ones(2, dtype=torch.float64)
+    W, V = 1e-3 * torch.eye(2, dtype=torch.float64), torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    near = X - 1e6
+    seen = torch.stack([near[:, 0] - near[:, 1]], 1)  # X W_V, without the offset
+    A = attention.hessian(X, W, W, V, target=seen).layer.attention[0, 0]
+    torch.testing.assert_close(attention.forward(X, W, W, V), A @ seen, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("bad", [torch.eye(2, dtype=D).to_sparse(), torch.empty(5, 2, 2, dtype=D, device="meta")])

@@ -258,7 +258,7 @@ def test_few_keys_and_many_keys_are_two_ways_to_one_thing(kind: str, single: boo
     of, g = closed(case).layer, closed(case).loss.gradient.flatten(0, 1)
     many, few = potential.ManyKeys(of, g @ of.WV.mT), potential.FewKeys(of, g)
     R = torch.randn(len(g), of.d_out, 3, dtype=torch.float64)
-    pairs = [(many.first_order, few.first_order)]
+    pairs = [(many.mean, few.mean), (many.first_order, few.first_order)]
     sides: tuple[potential.Side, ...] = ("X", "K", "V")
     for a in sides:
         pairs.append((many.second_times(a, "V", R), few.second_times(a, "V", R)))

@@ -161,7 +161,7 @@ def functional(state: State, first: Slot, second: Slot) -> list[Term]:
             found.append(scores(state, h))
         return found
     if pair == "VO":
-        return [Pair(layer.mean[h].mT @ state.g, None, "ae", "dc", first.shape[1])]
+        return [Pair(phi.mean[h].mT @ state.g, None, "ae", "dc", first.shape[1])]
     if second.letter not in "VO" or first.letter not in "QK":
         return []
     moment = phi.second("X", _side(first))[h]

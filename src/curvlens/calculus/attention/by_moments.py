@@ -35,7 +35,7 @@ class ByMoments:
         self.curvature = None if isinstance(curvature, float) else curvature
         self.curved = not is_zero(curvature)
         self.x, self.g = bare(state.x.expand(layer.heads, -1, -1)), bare(state.g.expand(layer.heads, -1, -1))
-        self.m, wv = bare(layer.mean), bare(layer.WV)
+        self.m, wv = bare(phi.mean), bare(layer.WV)
         self.m_scaled, self.wv_scaled, self.wv_t = scale * self.m, scale * wv, wv.mT
         self.wq, self.down = bare(layer.WQ), bare(layer.down)
         self.wk = None if layer.WK is None else bare(layer.WK)
@@ -49,7 +49,7 @@ class ByMoments:
         self.b, self.b_t = b, b.mT
         self.by_value = self.m_t @ self.g if self.up is not None else b
         """The gradient by W_V."""
-        self.column, self.shape = (*self.second.shape[:2], 1), layer.mean.shape[1:] if one else layer.mean.shape
+        self.column, self.shape = (*self.second.shape[:2], 1), phi.mean.shape[1:] if one else phi.mean.shape
         weights = {"Q": self.wq, "K": self.wk, "V": self.down, "O": self.up}
         self.zeros = {letter: torch.zeros_like(w) for letter, w in weights.items() if w is not None}
 

@@ -147,12 +147,7 @@ class AttentionHessian(Split):
     def t_outer(self, head: int | None = None) -> Form:
         """The Gauss–Newton part of the (Q, K) Hessian split at the scores T: τ² Vᵀ U V (Remark D.1)."""
         shapes = {name: self._slots[name].shape for name in self._query_key(head)}
-
-        def of(first: str, second: str) -> list[Term]:
-            found = self._blocks.terms(first, second, "total")
-            return [term for term in found if not isinstance(term, Pair)]  # which is the T-functional part
-
-        return Form(shapes, of, self._layer.queries, "T-outer part")
+        return Form(shapes, partial(_t_outer, self._blocks), self._layer.queries, "T-outer part")
 
     def t_functional(self, head: int | None = None) -> Form:
         """What W_Q W_Kᵀ being a product adds: τ [[0, B], [Bᵀ, 0]] ⊗ I (Remark D.1).
@@ -160,11 +155,7 @@ class AttentionHessian(Split):
         Its eigenvalues are ±τ times the singular values of B, each d_K times.
         """
         shapes = {name: self._slots[name].shape for name in self._query_key(head)}
-
-        def of(first: str, second: str) -> list[Term]:
-            return [] if first == second else [scores(self._state, self._slots[first].head)]
-
-        return Form(shapes, of, self._layer.queries, "T-functional part")
+        return Form(shapes, partial(_t_functional, self._blocks), self._layer.queries, "T-functional part")
 
     def rank_bound(self, head: int | None = None) -> RankBound:
         """Bounds on the rank of the T-outer part."""
@@ -179,3 +170,12 @@ class AttentionHessian(Split):
         head.
         """
         return gauge(self._layer, {(slot.letter, slot.head): n for n, slot in self._slots.items()}, self.total)
+
+
+def _t_outer(blocks: Blocks, first: str, second: str) -> list[Term]:
+    found = blocks.terms(first, second, "total")
+    return [term for term in found if not isinstance(term, Pair)]  # which is the T-functional part
+
+
+def _t_functional(blocks: Blocks, first: str, second: str) -> list[Term]:
+    return [] if first == second else [scores(blocks.state, blocks.slots[first].head)]

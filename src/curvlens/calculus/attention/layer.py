@@ -102,18 +102,16 @@ class Layer:
     @calculated
     def mean(self) -> Tensor:
         """m_i = Σ_j A_ij x_j, (H, B·L, d)."""
-        if self.kind == "linear" and self.allowed is None:  # also of as many tokens as A has no room for
-            kappa = self.kappa.view(-1, *self.queries.shape[:2], self.keys.shape[2])
-            return (kappa @ (self.keys.mT @ self.keys)).flatten(1, 2)
         if self.heads == 1:
             return torch.bmm(self.attention[0], self.keys).view(1, -1, self.keys.shape[2])
         return (self.attention @ self.keys).flatten(1, 2)
 
     @calculated
     def output(self) -> Tensor:
-        """F, (B, L, d_out)."""
-        found = torch.bmm(self.mean, self.WV)
-        return (found if self.heads == 1 else found.sum(0)).view(self.shape)
+        """F, (B, L, d_out); by the values, not by m: what W_V takes away is gone before it is summed."""
+        values = self.times(self.keys.flatten(0, 1), self.WV).view(-1, self.keys.shape[1], self.d_out)
+        found = torch.bmm(self.attention.flatten(0, 1), values).view(self.heads, *self.shape)
+        return found[0] if self.heads == 1 else found.sum(0)
 
     def times(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Rows (N, ·) times the matrices of all heads, (H, N, ·)."""

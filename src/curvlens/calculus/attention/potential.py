@@ -40,6 +40,11 @@ class Potential:
         self._found: dict[tuple[int, Side, Side], Tensor] = {}
 
     @property
+    def mean(self) -> Tensor:
+        """m, (H, N, d)."""
+        return self.layer.mean
+
+    @property
     def first_order(self) -> Tensor:
         """p = M2 u, (H, N, d)."""
         raise NotImplementedError
@@ -93,6 +98,7 @@ class ManyKeys(Potential):
         tau, found = layer.tau, self._found
         if layer.kind == "linear":
             second = self._uncentred()
+            self._mean = torch.einsum("hnab,hnb->hna", second, layer.kappa)
             self._first_order = torch.einsum("hnab,hnb->hna", second, u)
             found[2, "X", "X"] = tau * second
             return
@@ -108,6 +114,11 @@ class ManyKeys(Potential):
                 part.view(samples, heads, rows, *part.shape[1:]).transpose(0, 1).flatten(1, 2) for part in flat
             )
         found[2, "X", "X"], self._first_order, found[3, "X", "X"] = parts
+
+    @property
+    def mean(self) -> Tensor:
+        """m, (H, N, d); Ξ κ of linear attention, also of as many tokens as A has no room for."""
+        return self._mean if self.layer.kind == "linear" else self.layer.mean
 
     @property
     def first_order(self) -> Tensor:

@@ -38,7 +38,7 @@ class State:
     @calculated
     def _vectors(self) -> dict[str, tuple[Tensor, ...]]:
         # taken apart once: terms with the same vector are merged, and the same means the same object
-        layer, m = self.layer, self.layer.mean
+        layer, m = self.layer, self.potential.mean
         found = {"Q": (self.x,) * layer.heads, "K": layer.q.unbind(), "V": m.unbind()}
         return found if layer.up is None else {**found, "O": (m @ layer.down).unbind()}
 
