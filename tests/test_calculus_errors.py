@@ -154,11 +154,6 @@ def test_what_does_not_fit_memory_is_said_beforehand(monkeypatch: pytest.MonkeyP
         attention.stack(X, [(WQ, WK, WV)], target=Y)
 
 
-def test_a_stack_of_layers_that_are_not_three_weights() -> None:
-    with pytest.raises(cl.CurvlensError, match=r"Layer 2 of the stack is three weights \(WQ, WK, WV\), got 2 of them"):
-        attention.stack(X, [(WQ, WK, torch.ones(4, 4, dtype=D)), (WQ, WK)], target=Y)  # type: ignore[list-item]
-
-
 def test_every_hessian_says_of_itself_what_its_parts_say() -> None:
     deep, linear = attention.stack(X, [(WQ, WK, WV)], target=Y), linear_mlp.hessian(X, [WV.T], Y)
     for H, name in ((deep, "Q1"), (linear, "W1")):
