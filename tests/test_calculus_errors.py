@@ -72,6 +72,7 @@ def nan(tensor: torch.Tensor) -> torch.Tensor:
         ({"mask": "triangular"}, "mask='triangular'"),
         ({"mask": torch.ones(5, 5)}, "mask is of torch.float32; expected None, 'causal' or a boolean.*mask.bool"),
         ({"mask": torch.eye(5).long()}, "mask is of torch.int64; .*Of ones where attended: mask.bool"),
+        ({"mask": torch.zeros(5, 5)}, "Of numbers that are added to the scores: mask == 0"),
         ({"mask": torch.eye(5).log()}, "Of numbers that are added to the scores: mask == 0"),
         ({"mask": 2.0 * torch.eye(5)}, "numbers are not supported"),
         ({"mask": torch.ones(4, 5, dtype=torch.bool)}, r"mask has shape \(4, 5\), expected \(5, 5\)"),
@@ -147,7 +148,7 @@ def test_what_does_not_fit_memory_is_said_beforehand(monkeypatch: pytest.MonkeyP
         attention.hessian(X, WQ, WK, WV, target=Y).norm()
     with pytest.raises(cl.CurvlensError, match=r"M3, with what it is summed from, has .*`curvlens.calculus.moments"):
         _ = H.moments
-    with pytest.raises(cl.CurvlensError, match="All gauge directions, twice, has 576 entries"):
+    with pytest.raises(cl.CurvlensError, match="All gauge directions, with as much to work in, has 576 entries"):
         H.gauge()
     monkeypatch.setattr("curvlens.calculus.inputs.available_bytes", lambda device: 4000)
     with pytest.raises(cl.CurvlensError, match="The Hessian of a stack, with the directions of all its weights"):

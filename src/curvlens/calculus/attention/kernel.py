@@ -44,25 +44,29 @@ def rank_bound(of: Layer, head: int) -> RankBound:
 
 def gauge(of: Layer, names: Mapping[tuple[str, int], str], form: Form) -> Tensor:
     """(W_Q Ξ, −W_K Ξᵀ) and (W_V Ξ, −Ξ W_O) for all Ξ, as columns; ``names`` are blocks by letter and head."""
-    columns = []
-    directions = of.heads * sum(w.shape[2] ** 2 for w, has in ((of.WQ, of.WK), (of.down, of.up)) if has is not None)
+    pairs = (("Q", "K", of.WQ, of.WK), ("V", "O", of.down, of.up))
+    found = [
+        (one, form.slices[names[one, head]], form.slices[names[other, head]], first[head], second[head])
+        for one, other, first, second in pairs
+        for head in range(of.heads)
+        if second is not None and (one, head) in names and (other, head) in names
+    ]
+    if not found:
+        raise CurvlensError("No gauge directions: they need both Q and K, or a low-rank value, among the blocks.")
+    count = sum(first.shape[1] ** 2 for *_, first, _ in found)
     require_room(
-        2 * form.size * directions,
+        2 * form.size * count,
         of.queries,
-        "All gauge directions, twice,",
+        "All gauge directions, with as much to work in,",
         "One is (W_Q Ξ, −W_K Ξᵀ), for a matrix Ξ (d_K, d_K) of your own.",
     )
-    pairs = (("Q", "K", of.WQ, of.WK), ("V", "O", of.down, of.up))
-    for one, other, first, second in pairs:
-        for head in range(of.heads):
-            if second is None or (one, head) not in names or (other, head) not in names:
-                continue
-            a, b, n = first[head], second[head], first.shape[2]
-            xi = torch.eye(n * n, dtype=a.dtype, device=a.device).view(n * n, n, n)
-            part = torch.zeros(form.size, n * n, dtype=a.dtype, device=a.device)
-            part[form.slices[names[one, head]]] = (a @ xi).flatten(1).T
-            part[form.slices[names[other, head]]] = -(b @ xi.mT if one == "Q" else xi @ b).flatten(1).T
-            columns.append(part)
-    if not columns:
-        raise CurvlensError("No gauge directions: they need both Q and K, or a low-rank value, among the blocks.")
-    return torch.cat(columns, 1)
+    columns = torch.zeros(form.size, count, dtype=of.queries.dtype, device=of.queries.device)
+    start = 0
+    for one, above, below, first, second in found:
+        n = first.shape[1]
+        xi = torch.eye(n * n, dtype=first.dtype, device=first.device).view(n * n, n, n)
+        own = slice(start, start + n * n)
+        columns[above, own] = (first @ xi).flatten(1).T
+        columns[below, own] = -(second @ xi.mT if one == "Q" else xi @ second).flatten(1).T
+        start = own.stop
+    return columns

@@ -245,10 +245,10 @@ def _as_boolean(mask: Any) -> str:
     """How to make a boolean mask of one that says the same in numbers."""
     if not isinstance(mask, Tensor) or mask.is_complex() or mask.is_meta:
         return " torch.as_tensor(mask, dtype=torch.bool) makes one of ones and zeros." if hasattr(mask, "shape") else ""
+    if bool((mask <= 0).all()):  # also of zeros alone: they hide nothing
+        return " Of numbers that are added to the scores: mask == 0."
     if bool(((mask == 0) | (mask == 1)).all()):
         return " Of ones where attended: mask.bool()."
-    if bool((mask <= 0).all()):
-        return " Of numbers that are added to the scores: mask == 0."
     return " It has neither ones where attended nor a large negative number where not: numbers are not supported."
 
 
