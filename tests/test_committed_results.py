@@ -11,7 +11,7 @@ import pytest
 from curvlens.experiments import EXPERIMENTS, Effort, Store, missing
 from curvlens.experiments.claims import CLAIMS
 from curvlens.experiments.page import Shown, markdown
-from curvlens.experiments.reference import compared
+from curvlens.experiments.reference import compared, references
 from curvlens.experiments.store import PACKED
 
 ROOT = Path(__file__).parent.parent
@@ -55,13 +55,8 @@ def test_every_claim_that_an_experiment_bears_on_is_judged(shown: list[Shown]) -
 
 
 def test_reference_numbers_agree(shown: list[Shown]) -> None:
-    """But for the published fits of Figure 3a below σ = 1, functional parts of four and five layers, and Figure 4."""
+    """All of them, and all at 95 % but for the gap of Figure 4."""
     comparisons = compared([number for each in shown for number in each.report.numbers])
-    assert len(comparisons) > 40
-    differing = {each.reference.name for each in comparisons if each.outcome == "differs"}
-    known = {f"fig3a {block} below 1" for block in ("V total", "Q total", "Q outer", "Q functional")}
-    assert differing <= known | {
-        "fig6 Q functional small, deep",
-        "fig6 V functional small below the top, deep",
-        "fig4 gap",
-    }
+    assert len(comparisons) == len(references()[0])
+    outcomes = {each.reference.name: each.outcome for each in comparisons if each.outcome != "agrees"}
+    assert outcomes == {"fig4 gap": "agrees at 99 %"}

@@ -320,7 +320,10 @@ def test_a_random_walk_has_no_phases(quick: bool) -> None:
     ("value", "error", "width", "said"),
     [
         (2.1, 0.1, 128, "agrees"),
-        (2.15, 0.06, 128, "differs"),  # beyond the root of 0.1² + 0.06², though within their sum
+        (2.1166, 0.06, 128, "agrees"),  # the root of 0.1² + 0.06² is 0.11662
+        (2.1167, 0.06, 128, "agrees at 99 %"),
+        (2.1532, 0.06, 128, "agrees at 99 %"),  # 2.5758 / 1.96 of that is 0.15326
+        (2.1533, 0.06, 128, "differs"),  # though within their sum
         (2.1, 0.4, 128, "too few seeds to tell"),
         (2.1, math.inf, 128, "too few seeds to tell"),
         (4.0, 0.4, 128, "differs"),
@@ -347,6 +350,16 @@ def test_a_difference_in_parts_of_its_error() -> None:
     assert Comparison(exact.reference, Number("a", 1e-30, 0.0)).outcome == "differs"
 
 
+def test_a_standard_error_is_half_of_a_95_percent_interval_after_1_96() -> None:
+    plain, standard = (Reference("a", "", 0.07, 0.03, "own", None, flag) for flag in (False, True))
+    number = Number("a", 0.0, 0.02)
+    assert Comparison(plain, number).apart == pytest.approx(0.07 / math.hypot(0.03, 0.02))
+    assert Comparison(standard, number).apart == pytest.approx(0.07 / math.hypot(1.959964 * 0.03, 0.02))
+    assert "0.070 ± 0.030" in _reference_row(Comparison(standard, number))
+    assert Comparison(standard, Number("a", 0.07, 0.17)).outcome == "agrees"
+    assert Comparison(standard, Number("a", 0.07, 0.18)).outcome == "too few seeds to tell"
+
+
 def test_one_repeat_has_no_interval() -> None:
     assert math.isinf(mean("", [1.0]).error)
     line = Sweep((1.0, 2.0, 3.0), torch.tensor([[1.0, 4.0, 9.0]], dtype=torch.float64)).slope("a", (1.0, 3.0))
@@ -359,6 +372,6 @@ def test_the_references_of_the_papers() -> None:
     assert set(notes(compared([Number("fig4 gap", 9.0, 0.1, width=16)]))) == {"fig4"}
     assert not notes(compared([Number("fig4 gap", 0.07, 0.01, width=16)]))
     published = {each.name for each in references()[0] if each.source == "published"}
-    assert {"fig3a Q total below 1", "fig6 V functional small below the top", "fig8 slope"} <= published
-    wide = at_width([Record("fig3a", 1, {"width": 32}, {})], [Number("fig3a Q total below 1", 5.011, 0.01)])
+    assert {"fig3a Q total below 1, published networks", "fig6 Q outer small", "fig8 slope"} <= published
+    wide = at_width([Record("fig3a", 1, {"width": 32}, {})], [Number("fig3a Q total large", 4.18, 0.01)])
     assert [each.outcome for each in compared(wide)] == ["other width, not comparable"]

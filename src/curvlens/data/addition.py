@@ -37,7 +37,10 @@ class Addition:
     def batch(self, size: int, *, seed: int) -> tuple[Tensor, Tensor]:
         """(tokens, labels), each (size, context), the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
-        terms = torch.randint(10**self.digits, (size, 2), generator=generator)
+        return self.of(torch.randint(10**self.digits, (size, 2), generator=generator))
+
+    def of(self, terms: Tensor) -> tuple[Tensor, Tensor]:
+        """(tokens, labels) of pairs of numbers (size, 2)."""
         lines = [f"{a:0{self.digits}}+{b:0{self.digits}}={a + b:0{self.digits + 1}}" for a, b in terms.tolist()]
         sequence = torch.tensor([[VOCABULARY.index(character) for character in line] for line in lines])
         labels = sequence[:, 1:].clone()

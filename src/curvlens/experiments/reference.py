@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from curvlens.experiments.experiment import Number
 
-Outcome = Literal["agrees", "differs", "too few seeds to tell", "other width, not comparable"]
+Outcome = Literal["agrees", "agrees at 99 %", "differs", "too few seeds to tell", "other width, not comparable"]
 COARSE = 3.0
 """A number whose error is so many times the reference's agrees with too much to agree."""
+USUAL, WIDE = 1.959964, 2.575829
+"""Standard errors in half of a 95 % interval, and of a 99 % interval."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,17 @@ class Reference:
     what: str
     value: float
     error: float
-    """Half of a 95 % interval, of a range, or of the last digit."""
+    """Half of a 95 % interval, of a range, or of the last digit; or a standard error."""
     source: str
     width: int | None = None
     """Of the networks that it is for; None where it is the same for all, as a power is."""
+    standard: bool = False
+    """Whether the error is a standard error."""
+
+    @property
+    def half(self) -> float:
+        """Half of the 95 % interval."""
+        return USUAL * self.error if self.standard else self.error
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Comparison:
     @property
     def error(self) -> float:
         """Of the difference: both errors are 95 %, and independent, so that their squares add up."""
-        return math.hypot(self.reference.error, self.measured.error)
+        return math.hypot(self.reference.half, self.measured.error)
 
     @property
     def apart(self) -> float:
@@ -54,9 +63,11 @@ class Comparison:
         """What the two say of each other."""
         if self.reference.width not in (None, self.measured.width):
             return "other width, not comparable"
-        if self.apart > 1 + 1e-9:
+        if self.apart > WIDE / USUAL:
             return "differs"
-        return "too few seeds to tell" if self.measured.error > COARSE * self.reference.error else "agrees"
+        if self.measured.error > COARSE * self.reference.half:
+            return "too few seeds to tell"
+        return "agrees" if self.apart <= 1 + 1e-9 else "agrees at 99 %"
 
 
 @cache
@@ -73,8 +84,9 @@ def references() -> tuple[tuple[Reference, ...], dict[str, str]]:
 
 
 def notes(comparisons: Sequence[Comparison]) -> dict[str, str]:
-    """What is known of why numbers differ, by their figure: of the figures where some do."""
-    figures = dict.fromkeys(each.reference.name.split()[0] for each in comparisons if each.outcome == "differs")
+    """What is known of why numbers are apart, by their figure: of the figures where some are."""
+    apart = ("agrees at 99 %", "differs")
+    figures = dict.fromkeys(each.reference.name.split()[0] for each in comparisons if each.outcome in apart)
     return {figure: _content()["notes"][figure] for figure in figures if figure in _content()["notes"]}
 
 

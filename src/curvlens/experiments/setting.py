@@ -76,15 +76,21 @@ def block_hessian(
     temperature: float = 1.0,
     sequences: int = SEQUENCES,
 ) -> AttentionHessian:
-    """The Hessian of the loss by W_Q, W_K, W_V and W_O (blocks Q, K, V, O)."""
+    """The Hessian of the loss by W_Q, W_K, W_V and W_O (blocks Q, K, V, O), at weights and data drawn from a seed."""
     task = Addition()
-    ids, labels = task.batch(sequences, seed=seed)
     w = weights(width, sigma=sigma, seed=seed, task=task)
+    return hessian_at(w, *task.batch(sequences, seed=seed), norm=norm, kind=kind, temperature=temperature)
+
+
+def hessian_at(
+    w: Weights, ids: Tensor, labels: Tensor, *, norm: Norm = "none", kind: Kind = "softmax", temperature: float = 1.0
+) -> AttentionHessian:
+    """The same at given weights, for given tokens and labels (B, L); labels below 0 do not count."""
     q, k, value = w.layer.q, w.layer.k, (w.layer.v, w.layer.o)
     first = int((labels[0] >= 0).nonzero()[0])  # no loss before the answer: those tokens are keys and values only
     x = w.embed[ids] + w.pos
     tokens = norms.forward(x, eps=EPS) if norm == "pre" else x
-    seen = torch.ones(task.context, task.context, dtype=torch.bool).tril()[first:]
+    seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()[first:]
     options = {"context": tokens, "mask": seen, "kind": kind, "temperature": temperature}
     out = attention.forward(tokens[:, first:], q, k, value, **options)  # type: ignore[arg-type]
     grad, root, rest = _behind(x[:, first:] + out, labels[:, first:], w, norm)

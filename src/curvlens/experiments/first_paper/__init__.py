@@ -14,6 +14,8 @@ from curvlens.experiments.first_paper.linear_mlp import FIG8
 from curvlens.experiments.first_paper.linear_networks import TABLE1
 from curvlens.experiments.first_paper.moments import MOMENTS
 from curvlens.experiments.first_paper.pre_ln import FIG3B
+from curvlens.experiments.first_paper.published import PUBLISHED
+from curvlens.experiments.first_paper.published_deep import PUBLISHED_DEEP
 from curvlens.experiments.first_paper.single_matrix import SINGLE_MATRIX
 from curvlens.experiments.first_paper.temperature import TEMPERATURE
 from curvlens.experiments.first_paper.weights import WEIGHTS
@@ -27,6 +29,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     FIG6,
     FIG7,
     FIG8,
+    PUBLISHED,
+    PUBLISHED_DEEP,
     TABLE1,
     LAYER,
     WEIGHTS,

@@ -23,7 +23,7 @@ from curvlens.figures.charts import Chart, Panel, Slope
 
 LETTERS = ("Q", "K", "V", "O")
 FEW_LAYERS = 3
-"""Up to which depth the slopes for σ ≤ 0.1 are compared apart from those of deeper networks."""
+"""Up to which depth slopes for σ ≤ 0.1 are compared with the reference numbers, which are not of deeper networks."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -96,17 +96,13 @@ def report(records: Sequence[Record]) -> Report:
         [_panel(records, depth, *row) for row in rows for depth in depths(records)],
         columns=len(depths(records)),
     )
-    numbers = []
+    numbers: list[Number] = []
     for letter, part, power in rows:
         hollow = (letter, part) == ("V", "functional")
-        plain = f"fig6 {letter} {part} small" + (" below the top" if hollow else "")
-        slopes: dict[str, list[Number]] = {}
-        for depth, layer in _below(records, hollow):
-            name = plain if depth <= FEW_LAYERS else f"{plain}, deep"
-            line = of_layer(records, depth, letter, layer, part)
-            if line.fits:
-                slopes.setdefault(name, []).append(line.slope(name, SMALL))
-        numbers += [farthest(found, power) for found in slopes.values()]
+        name = f"fig6 {letter} {part} small" + (" below the top" if hollow else "")
+        few = [(depth, layer) for depth, layer in _below(records, hollow) if depth <= FEW_LAYERS]
+        lines = [line for place in few if (line := of_layer(records, place[0], letter, place[1], part)).fits]
+        numbers += [farthest([line.slope(name, SMALL) for line in lines], power)] if lines else []
     laws = tuple(
         line.fitted(f"depth {depth}, layer {layer}: {SIGNS[part]}({letter}, {letter})", power)
         for letter, part, power in rows

@@ -33,7 +33,7 @@ CELLS = 24
 
 
 def _points(kind: Kind, effort: Effort) -> list[Config]:
-    return [{"width": WIDTH, "sigma": SIGMA, "kind": kind, "seed": seed} for seed in effort.repeats(5, 80)]
+    return [{"width": WIDTH, "sigma": SIGMA, "kind": kind, "seed": seed} for seed in effort.repeats(5, 400)]
 
 
 def points_1(effort: Effort) -> list[Config]:
@@ -137,7 +137,7 @@ def report_4(records: Sequence[Record]) -> Report:
     findings = (
         judged(
             "softmax-entries",
-            f"Without softmax the medians of log₁₀|entry| are {gap.value:.2f} ± {gap.error:.2f} orders of magnitude "
+            f"Without softmax the medians of log₁₀|entry| are {gap.value:.3f} ± {gap.error:.3f} orders of magnitude "
             f"apart, with it {medians['gap'].value:.2f} ± {medians['gap'].error:.2f}; the same size is within "
             f"{SAME:g}." + undecided(same, len(linear)),
             holds=same,

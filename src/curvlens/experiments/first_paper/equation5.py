@@ -19,8 +19,6 @@ from curvlens.figures.charts import Chart, Slope
 
 FUNCTIONAL = 5
 """The power of the query block's functional part in Equation 5; its outer part has one more."""
-BELOW = (growth.WHOLE[0], 0.99)
-"""Where the authors' σ below 1 lie: the last of them is 0.785."""
 APART = 0.5
 """How far apart the slopes of two curves are that do not grow alike."""
 
@@ -70,7 +68,6 @@ def report(records: Sequence[Record]) -> Report:
     for block, part in (("V", "total"), ("Q", "total"), ("Q", "outer"), ("Q", "functional")):
         found = growth.curve(records, block, part)
         numbers.append(found.slope(f"fig3a {block} {part} small", growth.SMALL))
-        numbers.append(found.slope(f"fig3a {block} {part} below 1", BELOW))
         if part == "total":
             numbers.append(found.slope(f"fig3a {block} {part} large", growth.LARGE))
     zero = max(abs(number(record.result["norms"]["V"][1])) for record in records)

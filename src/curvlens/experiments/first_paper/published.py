@@ -1,0 +1,131 @@
+"""The published fits of Figures 3a and 3b again, from exact norms of the authors' own networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from curvlens.experiments import authors
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
+from curvlens.experiments.first_paper import growth
+from curvlens.experiments.parts import PARTS, SIGNS
+from curvlens.experiments.records import Config, Record
+from curvlens.experiments.setting import Norm, Weights, hessian_at
+from curvlens.experiments.sizes import marked, sized
+from curvlens.experiments.sources import PAPER
+from curvlens.experiments.sweeps import Sweep, where
+from curvlens.figures.charts import Chart, Slope
+
+BELOW = (growth.WHOLE[0], 0.99)
+"""Where the authors' σ below 1 lie: the last of them is 0.785."""
+FITS: dict[tuple[Norm, str, str], tuple[str, tuple[float, float]]] = {
+    ("none", "V", "total"): ("fig3a V total below 1, published networks", BELOW),
+    ("none", "Q", "total"): ("fig3a Q total below 1, published networks", BELOW),
+    ("none", "Q", "outer"): ("fig3a Q outer below 1, published networks", BELOW),
+    ("none", "Q", "functional"): ("fig3a Q functional below 1, published networks", BELOW),
+    ("pre", "V", "total"): ("fig3b V total whole, published networks", growth.WHOLE),
+    ("pre", "Q", "total"): ("fig3b Q total whole, published networks", growth.WHOLE),
+}
+"""Which were refitted from the published results, by norm, block and part."""
+
+
+def points(effort: Effort) -> list[Config]:
+    """All of the authors' σ; a seed is one of their repeats."""
+    norms: tuple[Norm, ...] = ("none", "pre")
+    return [
+        {"width": authors.WIDTH, "norm": norm, "sigma": sigma, "place": place, "seed": seed}
+        for norm in norms
+        for seed in effort.repeats(2, authors.REPEATS)
+        for place, sigma in enumerate(authors.SIGMAS)
+        if place % 6 == 0 or not effort.quick
+    ]
+
+
+def measure(config: Config) -> Mapping[str, Any]:
+    """‖H_o‖, ‖H_f‖ and ‖H‖ of the query and the value block, exact."""
+    network = authors.network(config["seed"])
+    tables = authors.embeddings(config["seed"], config["place"], config["sigma"])
+    weights = Weights(*tables, network.layers[0], network.unembed)
+    H = hessian_at(weights, *authors.batch(), norm=config["norm"])
+    hollow = config["norm"] == "none"
+    return {
+        "norms": {
+            block: [
+                H.norm(block, part) if hollow and (block, part) == ("V", "functional") else sized(H.norm(block, part))
+                for part in PARTS
+            ]
+            for block in ("Q", "V")
+        }
+    }
+
+
+def whole(records: Sequence[Record]) -> bool:
+    """Whether the repeats are those of the published results: a fit of others is another number."""
+    return sorted({record.config["seed"] for record in records}) == list(range(authors.REPEATS))
+
+
+def report(records: Sequence[Record]) -> Report:
+    """The authors' fits, and what they are fitted to."""
+    panels = []
+    of: dict[Norm, list[Record]] = {"none": where(records, norm="none"), "pre": where(records, norm="pre")}
+    for norm, figure in zip(of, ("3a", "3b"), strict=True):
+        for block, name in (("Q", "query"), ("V", "value")):
+            panels.append(growth.panel(of[norm], block, f"Figure {figure}, {name}", _lines(of[norm], norm, block)))
+    curves = [(growth.curve(of[norm], block, part), *named) for (norm, block, part), named in FITS.items()]
+    fits = [Number(name, _slope(line, window), 0.0, _ends(line, window)) for line, name, window in curves]
+    chart = Chart(
+        "published",
+        "The networks of the published Figures 3a and 3b",
+        f"Exact norms of the networks that the authors measured, d = {authors.WIDTH}, drawn again from their seeds: "
+        "weights of their own in every repeat, embeddings new at every σ, one batch for all. Grey: the mean of the "
+        f"repeats' slopes (σ < 1 in Figure 3a, all σ in 3b).{_scatter(of['none'])}",
+        panels,
+        columns=2,
+    )
+    return Report((chart,), (), at_width(records, fits if whole(records) else ()), notes=marked(records))
+
+
+def _slope(found: Sweep, window: tuple[float, float]) -> float:
+    """The mean over the repeats, each with a line of its own."""
+    return float(found.powers(window).mean())
+
+
+def _ends(found: Sweep, window: tuple[float, float]) -> tuple[float, float]:
+    inside = found.finite().within(*window).x
+    return inside[0], inside[-1]
+
+
+def _lines(records: Sequence[Record], norm: Norm, block: str) -> list[Slope]:
+    """The fits of a block, but for that of H_f, which lies on that of H."""
+    found = []
+    for (of_norm, of_block, part), (_, window) in FITS.items():
+        if (of_norm, of_block) == (norm, block) and part != "functional":
+            line = growth.curve(records, block, part)
+            power, ends = _slope(line, window), _ends(line, window)
+            middle = line.finite().within(*window)
+            at = float(middle.values.log().mean().exp())
+            place = float(torch.tensor(middle.x, dtype=torch.float64).log().mean().exp())
+            found.append(Slope(power, ends, (place, at / 3), rf"$\sigma^{{{power:.3f}}}$"))
+    return found
+
+
+def _scatter(records: Sequence[Record]) -> str:
+    """How far the fits of single repeats lie apart; of one repeat there is nothing to say."""
+    texts = []
+    for (norm, block, part), (_, window) in FITS.items():
+        powers = growth.curve(records, block, part).powers(window)
+        if norm == "none" and len(powers) > 1:
+            texts.append(f"{float(powers.std()) / len(powers) ** 0.5:.4f} ({SIGNS[part]}({block}))")
+    return f" Standard errors of the slopes in Figure 3a over the repeats: {', '.join(texts)}." if texts else ""
+
+
+PUBLISHED = Experiment(
+    "published",
+    "The published networks of Figures 3a and 3b",
+    f"{PAPER}, the authors' notebook",
+    points,
+    measure,
+    report,
+)
