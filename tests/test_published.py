@@ -199,7 +199,7 @@ def test_slopes_of_deep_networks_carry_the_error_of_their_products() -> None:
     comparisons = {each.reference.name: each for each in compared(report.numbers)}
     assert len(comparisons) == len(report.numbers) == 3
     assert {each.outcome for each in comparisons.values()} == {"agrees"}
-    deep = comparisons["fig6 V functional small depth 3, published networks"].measured
+    deep = comparisons["fig6 V functional small below the top, published networks"].measured
     x = np.log([sigma for sigma in authors.SIGMAS if sigma <= 0.1])
     draws = 1 + 0.1 * np.random.default_rng(0).standard_normal((2000, 20, len(x)))
     slopes = np.polyfit(x, np.log(draws * np.exp(2.99 * x)).reshape(-1, len(x)).T, 1)[0].reshape(2000, 20).mean(1)

@@ -79,8 +79,10 @@ def report(records: Sequence[Record]) -> Report:
         "published",
         "The networks of the published Figures 3a and 3b",
         f"Exact norms of the networks that the authors measured, d = {authors.WIDTH}, drawn again from their seeds: "
-        "weights of their own in every repeat, embeddings new at every σ, one batch for all. Grey: the mean of the "
-        f"repeats' slopes (σ < 1 in Figure 3a, all σ in 3b).{_scatter(of['none'])}",
+        "weights of their own in every repeat, embeddings new at every σ, one batch for all. Grey: slopes, the "
+        "mean over the repeats of one line each, ± its standard error: "
+        + "; ".join(_told(of[norm], norm) for norm in of)
+        + ".",
         panels,
         columns=2,
     )
@@ -107,18 +109,19 @@ def _lines(records: Sequence[Record], norm: Norm, block: str) -> list[Slope]:
             middle = line.finite().within(*window)
             at = float(middle.values.log().mean().exp())
             place = float(torch.tensor(middle.x, dtype=torch.float64).log().mean().exp())
-            found.append(Slope(power, ends, (place, at / 3), rf"$\sigma^{{{power:.3f}}}$"))
+            found.append(Slope(power, ends, (place, at / 3)))
     return found
 
 
-def _scatter(records: Sequence[Record]) -> str:
-    """How far the fits of single repeats lie apart; of one repeat there is nothing to say."""
+def _told(records: Sequence[Record], norm: Norm) -> str:
+    """The slopes of a figure, with their standard errors over the repeats."""
     texts = []
-    for (norm, block, part), (_, window) in FITS.items():
-        powers = growth.curve(records, block, part).powers(window)
-        if norm == "none" and len(powers) > 1:
-            texts.append(f"{float(powers.std()) / len(powers) ** 0.5:.4f} ({SIGNS[part]}({block}))")
-    return f" Standard errors of the slopes in Figure 3a over the repeats: {', '.join(texts)}." if texts else ""
+    for (of_norm, block, part), (_, window) in FITS.items():
+        if of_norm == norm:
+            powers = growth.curve(records, block, part).powers(window)
+            error = float(powers.std()) / len(powers) ** 0.5
+            texts.append(f"{float(powers.mean()):.4f} ± {error:.4f} ({SIGNS[part]}({block}))")
+    return f"{', '.join(texts)} " + ("in Figure 3a, σ < 1" if norm == "none" else "in Figure 3b, all σ")
 
 
 PUBLISHED = Experiment(

@@ -27,8 +27,8 @@ SAMPLES = 12
 FEW = 6
 """The same for Figure 7, whose slopes are given to a tenth."""
 DEPTHS = (5, 4, 3, 2)
-NAMED = 3
-"""The depth that published slopes of Figure 6 are compared at."""
+MOST = 4
+"""Up to which depth published slopes of Figure 6 are compared: they are not those of five layers."""
 LETTERS = {"Q": "q", "V": "v"}
 
 
@@ -106,7 +106,7 @@ def report(records: Sequence[Record]) -> Report:
     softmax, linear = where(records, kind="softmax"), where(records, kind="linear")
     deep = {depth: where(softmax, depth=depth) for depth in depths(softmax)}
     slopes = {
-        depth: [_slope(f"fig6 V functional small depth {depth}", of, "V", layer) for layer in range(1, depth)]
+        depth: [_slope("fig6 V functional small below the top", of, "V", layer) for layer in range(1, depth)]
         for depth, of in deep.items()
     }
     fits = [_slope(f"fig7 {letter} total first of two", linear, letter, 1) for letter in LETTERS]
@@ -123,8 +123,8 @@ def report(records: Sequence[Record]) -> Report:
         [*(_panel_6(of, depth) for depth, of in deep.items()), _panel_7(linear)],
         columns=3,
     )
-    compared = [*([farthest(slopes[NAMED], 3)] if NAMED in slopes else []), *fits] if whole(records) else []
-    return Report((chart,), (), at_width(records, compared))
+    few = [slope for depth, found in slopes.items() if depth <= MOST for slope in found]
+    return Report((chart,), (), at_width(records, [farthest(few, 3), *fits] if whole(records) else ()))
 
 
 def _told(slope: Number) -> str:
