@@ -59,4 +59,4 @@ def test_reference_numbers_agree(shown: list[Shown]) -> None:
     comparisons = compared([number for each in shown for number in each.report.numbers])
     assert len(comparisons) == len(references()[0])
     outcomes = {each.reference.name: each.outcome for each in comparisons if each.outcome != "agrees"}
-    assert outcomes == {"fig4 gap": "agrees at 99 %"}
+    assert outcomes == {"fig4 gap": "within 99 %"}

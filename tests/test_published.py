@@ -43,6 +43,12 @@ def test_normal_numbers_of_a_gpu() -> None:
     """torch.manual_seed(0); torch.randn(10, device="cuda"), as it is printed all over the web."""
     known = [-0.9247, -0.4253, -2.6438, 0.1452, -0.1209, -0.5797, -0.6229, -0.3284, -1.0745, -0.3631]
     assert cuda_draws.normal(10, seed=0, call=0).round(4).tolist() == pytest.approx(known, abs=1e-6)
+    later = """  0.1940  2.1614 -0.1721  0.8491  0.1391 -0.1082 -0.7174  0.7566 -0.5187  1.2268  0.6255 -0.9117
+                -0.6974 -1.8688 -0.8832 -1.6627 -1.2682 -0.0383 -0.1029  1.4400  1.4640 -0.3238  0.7740  1.5892"""
+    six = np.concatenate([cuda_draws.normal(4, seed=42, call=call) for call in range(6)])  # six tensors after seed 42
+    assert six.round(4).tolist() == pytest.approx([float(number) for number in later.split()], abs=1e-6)
+    high, low = (cuda_draws.normal(4, seed=seed, call=0) for seed in (7 << 32, 7))
+    assert not np.allclose(high, low)
     many = np.concatenate([cuda_draws.normal(4000, seed=7, call=call) for call in range(10)])
     assert abs(many.mean()) < 4 / len(many) ** 0.5
     assert many.std() == pytest.approx(1, abs=4 / (2 * len(many)) ** 0.5)
@@ -66,6 +72,21 @@ def test_the_batch_is_drawn_digit_by_digit(global_seed: Callable[[int], Any]) ->
         text = Addition().text(torch.cat([ids[row], labels[row, -1:]]))
         left, answer = text.split("=")
         assert sum(map(int, left.split("+"))) == int(answer)
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        (torch.tensor([[100, 1]]), "0 to 99 have 2 digits, given 1 to 100"),
+        (torch.tensor([[-1, 1]]), "given -1 to 1"),
+        (torch.tensor([[1.0, 2.0]]), "torch.float32"),
+        (torch.tensor([1, 2]), r"\(2,\)"),
+        (torch.tensor([[1, 2, 3]]), r"\(1, 3\)"),
+    ],
+)
+def test_terms_that_are_no_pairs_of_such_numbers(terms: Tensor, said: str) -> None:
+    with pytest.raises(cl.CurvlensError, match=said):
+        Addition(digits=2).of(terms)
 
 
 def test_weights_come_in_the_order_of_the_parameters(global_seed: Callable[[int], Any]) -> None:
@@ -97,6 +118,9 @@ def test_embeddings_are_new_at_every_place() -> None:
     assert [tuple(table.shape) for table in first] == [(12, 128), (17, 128)]
     assert all(float(table.std()) == pytest.approx(0.1, rel=0.1) for table in first)
     assert torch.allclose(authors.embeddings(0, 0, 0.2)[1], 2 * first[1], rtol=1e-6)
+    assert (len(authors.SHORT), authors.SHORT[0], authors.SHORT[-1]) == (20, 0.1, 1.0)
+    third = cuda_draws.normal(12 * 128, seed=1237, call=8)
+    assert torch.allclose(authors.embeddings(3, 4, 1.0)[0].flatten().float(), torch.from_numpy(third))
     calls = [cuda_draws.normal(2304, seed=1234, call=call)[:2] for call in (1, 3)]
     assert first[1].flatten()[:2].tolist() == pytest.approx((0.1 * calls[0]).tolist(), rel=1e-6)
     assert other[1].flatten()[:2].tolist() == pytest.approx((0.1 * calls[1]).tolist(), rel=1e-6)
@@ -171,7 +195,7 @@ def records(experiment: str, result: Callable[[Mapping[str, Any]], dict[str, Any
     return [Record(experiment, 1, config, result(config)) for config in points]
 
 
-@pytest.mark.parametrize(("seeds", "count"), [(20, 6), (19, 0), (2, 0)])
+@pytest.mark.parametrize(("seeds", "count"), [(20, 6), (19, 0), (2, 0), (21, 0)])
 def test_only_the_published_repeats_are_compared(seeds: int, count: int) -> None:
     def result(config: Mapping[str, Any]) -> dict[str, Any]:
         powers = {"Q": (6.003, 5.001, 5.011), "V": (1.994, 0.0, 1.994)}
@@ -185,7 +209,47 @@ def test_only_the_published_repeats_are_compared(seeds: int, count: int) -> None
     assert len(report.numbers) == len(comparisons) == count
     assert all(each.outcome == "agrees" and each.apart < 1e-3 for each in comparisons)
     assert all(number.error == 0 for number in report.numbers)
-    assert report.numbers == () or report.numbers[0].window == pytest.approx((0.01, 0.785), rel=1e-3)
+    windows = {number.name[:5]: number.window for number in report.numbers}
+    assert not count or windows == {"fig3a": (0.01, authors.SIGMAS[12]), "fig3b": (0.01, 10.0)}
+    assert ("further ones" in report.charts[0].caption) == (seeds > 20)
+
+
+@pytest.mark.parametrize("experiment", ["published", "published-deep"])
+def test_all_repeats_at_some_sigma_are_not_the_published_fit(experiment: str) -> None:
+    few = [
+        Record(experiment, 1, config, {"norms": {letter: [[1.0, 1.0, 1.0]] * 3 for letter in "QV"}})
+        for config in named(experiment).points(Effort(quick=True, seeds=20))
+    ]
+    if experiment == "published":
+        few = [Record(experiment, 1, each.config, {"norms": {key: [1.0] * 3 for key in "QV"}}) for each in few]
+    report = named(experiment).report(few)
+    assert not report.numbers
+    assert any("all 20 repeats at all σ" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("experiment", [published, published_deep])
+def test_a_point_is_of_its_repeat_and_its_place(experiment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The networks that are measured are those of the configuration."""
+    seen: list[Any] = []
+    network, embeddings, ids, labels = authors.network, authors.embeddings, *(each[:2] for each in authors.batch())
+
+    def drawn(repeat: int, depth: int = 1, **options: Any) -> Any:
+        seen.append((repeat, depth, options.get("mlp", True)))
+        return network(repeat, depth, 4, **options)
+
+    def tables(repeat: int, place: int, sigma: float) -> Any:
+        seen.append((repeat, place, sigma))
+        return embeddings(repeat, place, sigma, 4)
+
+    monkeypatch.setattr(authors, "network", drawn)
+    monkeypatch.setattr(authors, "embeddings", tables)
+    monkeypatch.setattr(authors, "batch", lambda: (ids, labels))
+    config = {"norm": "none", "sigma": 0.3, "place": 5, "seed": 7, "depth": 2}
+    for kind in ("softmax", "linear"):
+        experiment.measure(config | {"kind": kind})
+        alone = experiment is published_deep and kind == "linear"
+        assert seen == [(7, 2 if experiment is published_deep else 1, not alone), (7, 5, 0.3)]
+        seen.clear()
 
 
 def test_slopes_of_deep_networks_carry_the_error_of_their_products() -> None:

@@ -175,7 +175,7 @@ def _tell(shown: Sequence[Shown], console: Console) -> None:
             ours, reference = comparison.measured, comparison.reference
             console.print(
                 f"  {reference.what}: {with_error(ours.value, ours.error)}, {reference.source} "
-                f"{with_error(reference.value, reference.error)}: [{colour}]{comparison.outcome}[/{colour}]",
+                f"{with_error(reference.value, reference.half)}: [{colour}]{comparison.outcome}[/{colour}]",
                 highlight=False,
                 soft_wrap=True,
             )

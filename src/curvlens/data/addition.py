@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvlens.errors import CurvlensError
+
 VOCABULARY = "0123456789+="
 
 
@@ -40,7 +42,20 @@ class Addition:
         return self.of(torch.randint(10**self.digits, (size, 2), generator=generator))
 
     def of(self, terms: Tensor) -> tuple[Tensor, Tensor]:
-        """(tokens, labels) of pairs of numbers (size, 2)."""
+        """(tokens, labels) of pairs of numbers (size, 2).
+
+        >>> Addition(digits=2).of(torch.tensor([[7, 95]]))[0]
+        tensor([[ 0,  7, 10,  9,  5, 11,  1,  0]])
+        """
+        if terms.ndim != 2 or terms.shape[1] != 2 or terms.is_floating_point():
+            raise CurvlensError(
+                f"Pairs of whole numbers (size, 2) wanted, given {terms.dtype} of {tuple(terms.shape)}."
+            )
+        if terms.numel() and not 0 <= int(terms.min()) <= int(terms.max()) < 10**self.digits:
+            raise CurvlensError(
+                f"Numbers from 0 to {10**self.digits - 1} have {self.digits} digits, given {int(terms.min())} to "
+                f"{int(terms.max())}. Addition(digits=…) takes larger ones."
+            )
         lines = [f"{a:0{self.digits}}+{b:0{self.digits}}={a + b:0{self.digits + 1}}" for a, b in terms.tolist()]
         sequence = torch.tensor([[VOCABULARY.index(character) for character in line] for line in lines])
         labels = sequence[:, 1:].clone()

@@ -37,7 +37,7 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> 
 def normal(count: int, *, seed: int, call: int) -> NDArray[np.float32]:
     """What ``torch.empty(count, device="cuda").normal_()`` gives, as the ``call``-th one after the seed was set.
 
-    To a last digit or two, which is in the GPU's logarithm and sine. The calls before it have to be of as few numbers.
+    To about 1e-6, by the GPU's own logarithm and sine. The calls before it have to be of as few numbers, and below 2³².
 
     >>> normal(4, seed=0, call=0).round(4)  # torch.manual_seed(0), torch.randn(4, device="cuda")
     array([-0.9247, -0.4253, -2.6438,  0.1452], dtype=float32)

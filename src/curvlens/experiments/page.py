@@ -119,12 +119,12 @@ def _compared(shown: Sequence[Shown]) -> list[Comparison]:
 def _told_sources() -> str:
     sources = references()[1]
     return (
-        "± is half of a 95 % interval, or what the source says. Two numbers agree if they are not farther apart than "
-        "both 95 % intervals together, added as squares; the difference is given in parts of that. One row in twenty "
-        "may be farther apart by chance: up to the 99 % intervals it *agrees at 99 %*, beyond it *differs*. If they do "
-        f"not differ, but our ± is more than {COARSE:g} times the reference's, there are too few seeds to tell. "
-        "Without ± a number is exact. Of several slopes the one farthest from the prediction is shown, with its own ±. "
-        "For slopes, the first and the last σ that were fitted. Sources: "
+        "± is half of a 95 % interval; without ± a number is exact. Two numbers agree if they are not farther apart "
+        "than both ± together, added as squares; the difference is given in parts of that. Beyond, they are *within "
+        "99 %* as far as 99 % intervals go, as one in twenty would be by chance if all rows were independent and all ± "
+        "such intervals (many are ranges or rounding), and *differ* farther off. If they do not differ, but our ± is more "
+        f"than {COARSE:g} times the reference's, there are too few seeds to tell. Of several slopes the one farthest "
+        "from the prediction is shown, with its own ±. In brackets: the first and the last σ of a fit. Sources: "
         + "; ".join(f"*{name}*: {text}" for name, text in sources.items() if name != "paper")
         + "."
     )
@@ -141,7 +141,7 @@ def _reference_cells(each: Comparison) -> tuple[str, ...]:
     return (
         reference.what,
         with_error(measured.value, measured.error) + window,
-        with_error(reference.value, reference.error),
+        with_error(reference.value, reference.half),
         reference.source,
         f"{each.apart:.2f}" if comparable else "",
     )
@@ -244,7 +244,7 @@ _WORDS = (
     "geometric means over the seeds. Bands are 95 % intervals of the mean over the seeds, or the range of fewer than "
     "five seeds, unless a caption says otherwise."
 )
-_CLASSES = {"agrees": "holds", "agrees at 99 %": "holds-when", "differs": "does-not-hold"}
+_CLASSES = {"agrees": "holds", "within 99 %": "holds-when", "differs": "does-not-hold"}
 _LAW_HEAD = (
     "<tr><th>block</th><th>predicted</th><th>slope</th><th>where it is a power law</th><th>local slopes of the whole "
     "curve</th></tr>"

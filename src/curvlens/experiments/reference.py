@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from curvlens.experiments.experiment import Number
 
-Outcome = Literal["agrees", "agrees at 99 %", "differs", "too few seeds to tell", "other width, not comparable"]
+Outcome = Literal["agrees", "within 99 %", "differs", "too few seeds to tell", "other width, not comparable"]
 COARSE = 3.0
 """A number whose error is so many times the reference's agrees with too much to agree."""
 USUAL, WIDE = 1.959964, 2.575829
@@ -67,7 +67,7 @@ class Comparison:
             return "differs"
         if self.measured.error > COARSE * self.reference.half:
             return "too few seeds to tell"
-        return "agrees" if self.apart <= 1 + 1e-9 else "agrees at 99 %"
+        return "agrees" if self.apart <= 1 + 1e-9 else "within 99 %"
 
 
 @cache
@@ -85,7 +85,7 @@ def references() -> tuple[tuple[Reference, ...], dict[str, str]]:
 
 def notes(comparisons: Sequence[Comparison]) -> dict[str, str]:
     """What is known of why numbers are apart, by their figure: of the figures where some are."""
-    apart = ("agrees at 99 %", "differs")
+    apart = ("within 99 %", "differs")
     figures = dict.fromkeys(each.reference.name.split()[0] for each in comparisons if each.outcome in apart)
     return {figure: _content()["notes"][figure] for figure in figures if figure in _content()["notes"]}
 

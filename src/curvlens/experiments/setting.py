@@ -85,7 +85,10 @@ def block_hessian(
 def hessian_at(
     w: Weights, ids: Tensor, labels: Tensor, *, norm: Norm = "none", kind: Kind = "softmax", temperature: float = 1.0
 ) -> AttentionHessian:
-    """The same at given weights, for given tokens and labels (B, L); labels below 0 do not count."""
+    """The same at given weights, for given tokens and labels (B, L), which count at the same places of all sequences.
+
+    Those below 0 do not count.
+    """
     q, k, value = w.layer.q, w.layer.k, (w.layer.v, w.layer.o)
     first = int((labels[0] >= 0).nonzero()[0])  # no loss before the answer: those tokens are keys and values only
     x = w.embed[ids] + w.pos

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from curvlens.experiments.comparisons import ratio, seeds
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.first_paper import growth
-from curvlens.experiments.parts import PARTS, SPLIT, signed
+from curvlens.experiments.parts import PARTS, SIGNS, SPLIT, signed
 from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told, widest
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import SEQUENCES
@@ -19,6 +19,8 @@ from curvlens.figures.charts import Chart, Slope
 
 FUNCTIONAL = 5
 """The power of the query block's functional part in Equation 5; its outer part has one more."""
+BELOW = (growth.WHOLE[0], 0.99)
+"""Where the authors' σ below 1 lie: the last of them is 0.785."""
 APART = 0.5
 """How far apart the slopes of two curves are that do not grow alike."""
 
@@ -38,7 +40,7 @@ def report(records: Sequence[Record]) -> Report:
             f"Frobenius norms of the diagonal blocks of one Transformer block without norms, d = {width}, "
             f"cross-entropy of 5-digit addition over {sequences} sequences: geometric mean over the seeds with its "
             "95 % interval. Dashed grey: the powers of Equation 5, drawn a little below. The functional part of the "
-            f"value block is zero in closed form. {_outer_at_large(records)}",
+            f"value block is zero in closed form. {_outer_at_large(records)} {_below_one(records)}",
             [
                 growth.panel(records, "Q", "query", _predicted(records, "Q")),
                 growth.panel(records, "V", "value", _predicted(records, "V")),
@@ -164,6 +166,20 @@ def _all_blocks(records: Sequence[Record]) -> Finding:
         + ", ".join(texts)
         + f". All of them together: {told(where)}.",
         where,
+    )
+
+
+def _below_one(records: Sequence[Record]) -> str:
+    """The slopes in the window of the published fits."""
+    found = [
+        (growth.curve(records, block, part).slope("", BELOW), f"{SIGNS[part]}({block})")
+        for block, part in (("V", "total"), ("Q", "total"), ("Q", "outer"), ("Q", "functional"))
+    ]
+    low, high = found[0][0].window or BELOW
+    return (
+        f"One line through σ from {low:g} to {high:.3g}: "
+        + ", ".join(f"{slope.value:.3f} ± {slope.error:.3f} ({name})" for slope, name in found)
+        + "; the networks that the published fits are of are in `published`."
     )
 
 

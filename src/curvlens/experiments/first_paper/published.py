@@ -10,6 +10,7 @@ import torch
 from curvlens.experiments import authors
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.first_paper import growth
+from curvlens.experiments.first_paper.equation5 import BELOW
 from curvlens.experiments.parts import PARTS, SIGNS
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import Norm, Weights, hessian_at
@@ -18,8 +19,6 @@ from curvlens.experiments.sources import PAPER
 from curvlens.experiments.sweeps import Sweep, where
 from curvlens.figures.charts import Chart, Slope
 
-BELOW = (growth.WHOLE[0], 0.99)
-"""Where the authors' σ below 1 lie: the last of them is 0.785."""
 FITS: dict[tuple[Norm, str, str], tuple[str, tuple[float, float]]] = {
     ("none", "V", "total"): ("fig3a V total below 1, published networks", BELOW),
     ("none", "Q", "total"): ("fig3a Q total below 1, published networks", BELOW),
@@ -29,6 +28,8 @@ FITS: dict[tuple[Norm, str, str], tuple[str, tuple[float, float]]] = {
     ("pre", "Q", "total"): ("fig3b Q total whole, published networks", growth.WHOLE),
 }
 """Which were refitted from the published results, by norm, block and part."""
+OTHER = f"Not compared with the published fits, which are of all {authors.REPEATS} repeats at all σ."
+"""Said of other points."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -61,9 +62,17 @@ def measure(config: Config) -> Mapping[str, Any]:
     }
 
 
-def whole(records: Sequence[Record]) -> bool:
-    """Whether the repeats are those of the published results: a fit of others is another number."""
-    return sorted({record.config["seed"] for record in records}) == list(range(authors.REPEATS))
+def whole(records: Sequence[Record], every: Sequence[Config]) -> bool:
+    """Whether the points are all those of the published results and no others, which would have other fits."""
+    ours, theirs = ({str(sorted(config.items())) for config in of} for of in ([r.config for r in records], every))
+    return ours == theirs
+
+
+def networks(records: Sequence[Record]) -> str:
+    """Whose they are."""
+    more = len({record.config["seed"] for record in records}) > authors.REPEATS
+    own = f"Networks that the authors measured, d = {authors.WIDTH}, drawn again from their seeds"
+    return f"{own}, and further ones by the same rules" if more else own
 
 
 def report(records: Sequence[Record]) -> Report:
@@ -78,15 +87,17 @@ def report(records: Sequence[Record]) -> Report:
     chart = Chart(
         "published",
         "The networks of the published Figures 3a and 3b",
-        f"Exact norms of the networks that the authors measured, d = {authors.WIDTH}, drawn again from their seeds: "
-        "weights of their own in every repeat, embeddings new at every σ, one batch for all. Grey: slopes, the "
+        f"{networks(records)}: weights of their own in every repeat, embeddings new at every σ, one batch for all; "
+        "norms are exact. Grey: slopes, in Figure 3a drawn a little below, the "
         "mean over the repeats of one line each, ± its standard error: "
         + "; ".join(_told(of[norm], norm) for norm in of)
         + ".",
         panels,
         columns=2,
     )
-    return Report((chart,), (), at_width(records, fits if whole(records) else ()), notes=marked(records))
+    if not whole(records, points(Effort())):
+        return Report((chart,), notes=(*marked(records), OTHER))
+    return Report((chart,), (), at_width(records, fits), notes=marked(records))
 
 
 def _slope(found: Sweep, window: tuple[float, float]) -> float:
@@ -109,7 +120,7 @@ def _lines(records: Sequence[Record], norm: Norm, block: str) -> list[Slope]:
             middle = line.finite().within(*window)
             at = float(middle.values.log().mean().exp())
             place = float(torch.tensor(middle.x, dtype=torch.float64).log().mean().exp())
-            found.append(Slope(power, ends, (place, at / 3)))
+            found.append(Slope(power, ends, (place, at / 3 if norm == "none" else at)))
     return found
 
 

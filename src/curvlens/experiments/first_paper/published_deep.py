@@ -12,11 +12,11 @@ from curvlens.experiments import authors
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.first_paper.depths import depths
 from curvlens.experiments.first_paper.growth import SMALL
-from curvlens.experiments.first_paper.published import whole
+from curvlens.experiments.first_paper.published import OTHER, networks, whole
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.sweeps import Sweep, farthest, sweep, where
-from curvlens.figures.charts import Chart, Panel, Slope
+from curvlens.figures.charts import Chart, Curve, Panel, Slope
 from curvlens.linalg import frobenius
 from curvlens.losses import CrossEntropy
 from curvlens.operators import functional, hessian
@@ -114,34 +114,46 @@ def report(records: Sequence[Record]) -> Report:
     chart = Chart(
         "published-deep",
         "The networks of the published Figures 6 and 7",
-        f"Norms of the networks that the authors measured, d = {authors.WIDTH}, drawn again from their seeds; from "
-        f"{SAMPLES} products each, {FEW} in Figure 7. Slopes of H_f(V) below the top for σ ≤ {SMALL[1]:g}, the mean "
-        f"over the repeats with the error that the products leave: {'; '.join(told)}. Figure 7, one "
-        f"line through σ from {linear[0].config['sigma']:g} to {linear[-1].config['sigma']:g}: "
+        f"{networks(records)}; norms are from {SAMPLES} products each, {FEW} in Figure 7. Left: slopes of H_f(V) below "
+        f"the top for σ ≤ {SMALL[1]:g}, the mean over the repeats of one line each; ± and bands are 95 % of the error "
+        f"that the products leave, for these networks: {'; '.join(told)}. Right: linear attention, whose networks have "
+        "no MLP, as the paper's text says, where the authors' notebook has one; grey: the powers 9 and 18, drawn a "
+        f"little below. One line through σ from {linear[0].config['sigma']:.3g} to {linear[-1].config['sigma']:.3g}: "
         + ", ".join(f"{_told(fit)} (H({letter}))" for fit, letter in zip(fits, LETTERS, strict=True))
         + ".",
-        [*(_panel_6(of, depth) for depth, of in deep.items()), _panel_7(linear)],
-        columns=3,
+        [_panel_6(slopes), _panel_7(linear)],
     )
+    if not whole(records, points(Effort())):
+        return Report((chart,), notes=(OTHER,))
     few = [slope for depth, found in slopes.items() if depth <= MOST for slope in found]
-    return Report((chart,), (), at_width(records, [farthest(few, 3), *fits] if whole(records) else ()))
+    return Report((chart,), (), at_width(records, [farthest(few, 3), *fits]))
 
 
 def _told(slope: Number) -> str:
     return f"{slope.value:.3f} ± {slope.error:.3f}"
 
 
-def _panel_6(records: Sequence[Record], depth: int) -> Panel:
-    curves = [_line(records, "V", n).curve(f"layer {n}", colour=n - 1) for n in range(1, depth)]
-    x, y = curves[0].x, curves[0].y
+def _panel_6(slopes: Mapping[int, Sequence[Number]]) -> Panel:
+    """Slopes by layer, a curve for each depth."""
+    layers = range(1, max(slopes))
     return Panel(
-        curves,
-        [Slope(3, (x[0], x[-1]), (x[0], y[0] / 3), r"$\sigma^3$")],
-        f"Figure 6, depth {depth}",
-        r"$\sigma$",
-        r"$\|H_f(W_V, W_V)\|_F$",
-        "log",
-        "log",
+        [
+            Curve(
+                f"{depth} layers",
+                range(1, depth),
+                [slope.value for slope in found],
+                [slope.value - slope.error for slope in found],
+                [slope.value + slope.error for slope in found],
+                colour=colour,
+            )
+            for colour, (depth, found) in enumerate(slopes.items())
+        ],
+        (),
+        "Figure 6: slope of $H_f(W_V, W_V)$",
+        "layer",
+        r"$d\,\log\|\cdot\|\,/\,d\,\log\sigma$",
+        y_lines=(3.0,),
+        ticks=(list(layers), [str(layer) for layer in layers]),
     )
 
 
