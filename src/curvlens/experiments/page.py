@@ -122,8 +122,8 @@ def _told_sources() -> str:
         "± is half of a 95 % interval; without ± a number is exact. Two numbers agree if they are not farther apart "
         "than both ± together, added as squares; the difference is given in parts of that. Beyond, they are *within "
         "99 %* as far as 99 % intervals go, as one in twenty would be by chance if all rows were independent and all ± "
-        "such intervals (many are ranges or rounding), and *differ* farther off. If they do not differ, but our ± is more "
-        f"than {COARSE:g} times the reference's, there are too few seeds to tell. Of several slopes the one farthest "
+        "such intervals (many are ranges or rounding), and *differ* farther off. If they do not differ, but our ± is "
+        f"more than {COARSE:g} times the reference's, there are too few seeds to tell. Of several slopes the one farthest "
         "from the prediction is shown, with its own ±. In brackets: the first and the last σ of a fit. Sources: "
         + "; ".join(f"*{name}*: {text}" for name, text in sources.items() if name != "paper")
         + "."
