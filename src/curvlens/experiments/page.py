@@ -123,10 +123,9 @@ def _told_sources() -> str:
         "than both ± together, added as squares; the difference is given in parts of that. Beyond, they are *within "
         "99 %* as far as 99 % intervals go, as one in twenty would be by chance if all rows were independent and all ± "
         "such intervals (many are ranges or rounding), and *differ* farther off. If they do not differ, but our ± is "
-        f"more than {COARSE:g} times the reference's, there are too few seeds to tell. Of several slopes the one farthest "
-        "from the prediction is shown, with its own ±. In brackets: the first and the last σ of a fit. Sources: "
-        + "; ".join(f"*{name}*: {text}" for name, text in sources.items() if name != "paper")
-        + "."
+        f"more than {COARSE:g} times the reference's, there are too few seeds to tell. Of several slopes the one "
+        "farthest from the prediction is shown, with its own ±. In brackets: the first and the last σ of a fit. "
+        "Sources: " + "; ".join(f"*{name}*: {text}" for name, text in sources.items() if name != "paper") + "."
     )
 
 
