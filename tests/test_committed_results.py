@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,13 @@ def test_the_page_is_that_of_the_results(shown: list[Shown]) -> None:
     for each in shown:
         for chart in each.report.charts:
             assert (ROOT / "docs" / "figures" / "papers" / f"{chart.name}.svg").exists()
+
+
+def test_charts_are_plain_numbers(shown: list[Shown]) -> None:
+    """They are written down, to know which figures have to be drawn again."""
+    for each in shown:
+        for chart in each.report.charts:
+            assert chart.name in json.dumps(asdict(chart))
 
 
 def test_every_claim_that_an_experiment_bears_on_is_judged(shown: list[Shown]) -> None:

@@ -140,7 +140,7 @@ def _panel_6(slopes: Mapping[int, Sequence[Number]]) -> Panel:
         [
             Curve(
                 f"{depth} layers",
-                range(1, depth),
+                list(range(1, depth)),
                 [slope.value for slope in found],
                 [slope.value - slope.error for slope in found],
                 [slope.value + slope.error for slope in found],
