@@ -92,7 +92,7 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
     lines += ["", "## Reference numbers", "", _told_sources(), ""]
     lines += ["| what | measured | reference | source | difference over error | |", "|---|--:|--:|---|--:|---|"]
     lines += [_reference_row(each) for each in _compared(shown)]
-    lines += [f"\n*Where numbers of {figure} are apart:* {note}" for figure, note in notes(_compared(shown)).items()]
+    lines += [f"\n*Where numbers of {figure} differ:* {note}" for figure, note in notes(_compared(shown)).items()]
     lines += ["", "## Growth rates", "", _LAWS, ""]
     for each in shown:
         if each.report.laws:
@@ -119,12 +119,12 @@ def _compared(shown: Sequence[Shown]) -> list[Comparison]:
 def _told_sources() -> str:
     sources = references()[1]
     return (
-        "± is half of a 95 % interval; without ± a number is exact. Two numbers agree if they are not farther apart "
-        "than both ± together, added as squares; the difference is given in parts of that. Beyond, they are *within "
-        "99 %* as far as 99 % intervals go, as one in twenty would be by chance if all rows were independent and all ± "
-        "such intervals (many are ranges or rounding), and *differ* farther off. If they do not differ, but our ± is "
-        f"more than {COARSE:g} times the reference's, there are too few seeds to tell. Of several slopes the one "
-        "farthest from the prediction is shown, with its own ±. In brackets: the first and the last σ of a fit. "
+        "± is half of a 95 % interval; without ± a number is exact. Two numbers differ if they are farther apart "
+        "than both ± together, added as squares, as one row in twenty would by chance if all rows were independent and "
+        "all ± such intervals (many are ranges or rounding); the difference is given in parts of that. If they do not "
+        f"differ, but our ± is more than {COARSE:g} times the reference's, there are too few seeds to tell. Of several "
+        "slopes the one farthest from the prediction is shown, with its own ±. In brackets: the first and the last σ "
+        "of a fit. "
         "Sources: " + "; ".join(f"*{name}*: {text}" for name, text in sources.items() if name != "paper") + "."
     )
 
@@ -223,7 +223,7 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
         sources=_told_sources().replace("*", ""),
         words=_WORDS.replace("*", ""),
         notes="".join(
-            f"<p><i>Where numbers of {escape(figure)} are apart:</i> {escape(note)}</p>"
+            f"<p><i>Where numbers of {escape(figure)} differ:</i> {escape(note)}</p>"
             for figure, note in notes(_compared(shown)).items()
         ),
         contents=", ".join(f'<a href="#{each.experiment.name}">{each.experiment.name}</a>' for each in shown),
@@ -243,7 +243,7 @@ _WORDS = (
     "geometric means over the seeds. Bands are 95 % intervals of the mean over the seeds, or the range of fewer than "
     "five seeds, unless a caption says otherwise."
 )
-_CLASSES = {"agrees": "holds", "within 99 %": "holds-when", "differs": "does-not-hold"}
+_CLASSES = {"agrees": "holds", "differs": "does-not-hold"}
 _LAW_HEAD = (
     "<tr><th>block</th><th>predicted</th><th>slope</th><th>where it is a power law</th><th>local slopes of the whole "
     "curve</th></tr>"

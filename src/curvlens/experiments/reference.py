@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from curvlens.experiments.experiment import Number
 
-Outcome = Literal["agrees", "within 99 %", "differs", "too few seeds to tell", "other width, not comparable"]
+Outcome = Literal["agrees", "differs", "too few seeds to tell", "other width, not comparable"]
 COARSE = 3.0
 """A number whose error is so many times the reference's agrees with too much to agree."""
-USUAL, WIDE = 1.959964, 2.575829
-"""Standard errors in half of a 95 % interval, and of a 99 % interval."""
+USUAL = 1.959964
+"""Standard errors in half of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,9 @@ class Comparison:
         """What the two say of each other."""
         if self.reference.width not in (None, self.measured.width):
             return "other width, not comparable"
-        if self.apart > WIDE / USUAL:
+        if self.apart > 1 + 1e-9:
             return "differs"
-        if self.measured.error > COARSE * self.reference.half:
-            return "too few seeds to tell"
-        return "agrees" if self.apart <= 1 + 1e-9 else "within 99 %"
+        return "too few seeds to tell" if self.measured.error > COARSE * self.reference.half else "agrees"
 
 
 @cache
@@ -84,9 +82,8 @@ def references() -> tuple[tuple[Reference, ...], dict[str, str]]:
 
 
 def notes(comparisons: Sequence[Comparison]) -> dict[str, str]:
-    """What is known of why numbers are apart, by their figure: of the figures where some are."""
-    apart = ("within 99 %", "differs")
-    figures = dict.fromkeys(each.reference.name.split()[0] for each in comparisons if each.outcome in apart)
+    """What is known of why numbers differ, by their figure: of the figures where some do."""
+    figures = dict.fromkeys(each.reference.name.split()[0] for each in comparisons if each.outcome == "differs")
     return {figure: _content()["notes"][figure] for figure in figures if figure in _content()["notes"]}
 
 
