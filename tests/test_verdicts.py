@@ -14,7 +14,7 @@ from curvlens.experiments import CLAIMS, Effort, Experiment, Finding, Number, Re
 from curvlens.experiments.experiment import at_width
 from curvlens.experiments.full_block.training import GROUPS, ROLES, _phases
 from curvlens.experiments.page import _reference_row
-from curvlens.experiments.reference import Comparison, Reference, compared, notes, references
+from curvlens.experiments.reference import Comparison, Reference, compared, differences, references
 from curvlens.experiments.slides.gauss_newton import ATTENTION, MLPS
 from curvlens.experiments.sweeps import Sweep, mean
 
@@ -358,6 +358,16 @@ def test_a_standard_error_is_half_of_a_95_percent_interval_after_1_96() -> None:
     assert Comparison(standard, Number("a", 0.07, 0.18)).outcome == "too few seeds to tell"
 
 
+def test_how_often_chance_makes_a_difference() -> None:
+    """Of two normal samples 4.55 % are two standard errors apart, or farther."""
+    far = Comparison(Reference("a", "the gap", 0.0, 0.6, "own"), Number("a", 2 / 1.959964, 0.8))
+    near = Comparison(Reference("b", "", 0.0, 0.6, "own"), Number("b", 0.1, 0.8))
+    assert far.chance == pytest.approx(0.0455, abs=1e-4)
+    assert differences([far, near]) == [
+        "the gap: two samples with these errors are so far apart by chance in 4.6 % of all cases."
+    ]
+
+
 def test_one_repeat_has_no_interval() -> None:
     assert math.isinf(mean("", [1.0]).error)
     line = Sweep((1.0, 2.0, 3.0), torch.tensor([[1.0, 4.0, 9.0]], dtype=torch.float64)).slope("a", (1.0, 3.0))
@@ -367,8 +377,6 @@ def test_one_repeat_has_no_interval() -> None:
 
 def test_the_references_of_the_papers() -> None:
     assert {source.source for source in references()[0]} == {"independent", "published"}
-    assert set(notes(compared([Number("fig4 gap", 9.0, 0.1, width=16)]))) == {"fig4"}
-    assert not notes(compared([Number("fig4 gap", 0.07, 0.01, width=16)]))
     published = {each.name for each in references()[0] if each.source == "published"}
     assert {"fig3a Q total below 1, published networks", "fig6 Q outer small", "fig8 slope"} <= published
     wide = at_width([Record("fig3a", 1, {"width": 32}, {})], [Number("fig3a Q total large", 4.18, 0.01)])

@@ -12,7 +12,7 @@ from curvlens.experiments.claims import CLAIMS
 from curvlens.experiments.comparisons import seeds as counted
 from curvlens.experiments.experiment import Effort, Experiment, Law, Report
 from curvlens.experiments.records import Record
-from curvlens.experiments.reference import COARSE, Comparison, compared, notes, references
+from curvlens.experiments.reference import COARSE, Comparison, compared, differences, references
 from curvlens.experiments.sources import CITED
 from curvlens.experiments.verdicts import Claim, Finding
 
@@ -47,7 +47,8 @@ def _findings(shown: Sequence[Shown]) -> dict[str, tuple[Finding, Shown]]:
 def _effort(effort: Effort) -> str:
     own = "" if effort.seeds is None else f", {effort.seeds} seeds"
     if effort.quick:
-        return f"Quick settings: small models{own or ', few seeds'}. At full size verdicts may be others."
+        models = "small models but for the published networks"
+        return f"Quick settings: {models}{own or ', few seeds'}. At full size verdicts may be others."
     return f"Full settings{own}."
 
 
@@ -92,7 +93,7 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
     lines += ["", "## Reference numbers", "", _told_sources(), ""]
     lines += ["| what | measured | reference | source | difference over error | |", "|---|--:|--:|---|--:|---|"]
     lines += [_reference_row(each) for each in _compared(shown)]
-    lines += [f"\n*Where numbers of {figure} differ:* {note}" for figure, note in notes(_compared(shown)).items()]
+    lines += [f"\n*Differs.* {text}" for text in differences(_compared(shown))]
     lines += ["", "## Growth rates", "", _LAWS, ""]
     for each in shown:
         if each.report.laws:
@@ -222,10 +223,7 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
         numbers="\n".join(numbers),
         sources=_told_sources().replace("*", ""),
         words=_WORDS.replace("*", ""),
-        notes="".join(
-            f"<p><i>Where numbers of {escape(figure)} differ:</i> {escape(note)}</p>"
-            for figure, note in notes(_compared(shown)).items()
-        ),
+        notes="".join(f"<p><i>Differs.</i> {escape(text)}</p>" for text in differences(_compared(shown))),
         contents=", ".join(f'<a href="#{each.experiment.name}">{each.experiment.name}</a>' for each in shown),
         figures="\n".join(parts),
     )

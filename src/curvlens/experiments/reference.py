@@ -59,6 +59,11 @@ class Comparison:
         return difference / self.error if self.error else math.inf if difference else 0.0
 
     @property
+    def chance(self) -> float:
+        """The share of pairs of samples with these errors that are at least so far apart."""
+        return math.erfc(self.apart * USUAL / math.sqrt(2))
+
+    @property
     def outcome(self) -> Outcome:
         """What the two say of each other."""
         if self.reference.width not in (None, self.measured.width):
@@ -81,10 +86,14 @@ def references() -> tuple[tuple[Reference, ...], dict[str, str]]:
     return tuple(Reference(**entry) for entry in _content()["numbers"]), dict(_content()["sources"])
 
 
-def notes(comparisons: Sequence[Comparison]) -> dict[str, str]:
-    """What is known of why numbers differ, by their figure: of the figures where some do."""
-    figures = dict.fromkeys(each.reference.name.split()[0] for each in comparisons if each.outcome == "differs")
-    return {figure: _content()["notes"][figure] for figure in figures if figure in _content()["notes"]}
+def differences(comparisons: Sequence[Comparison]) -> list[str]:
+    """A sentence for each number that differs: how often chance alone would bring that about."""
+    return [
+        f"{each.reference.what}: two samples with these errors are so far apart by chance in "
+        f"{100 * each.chance:.2g} % of all cases."
+        for each in comparisons
+        if each.outcome == "differs"
+    ]
 
 
 def compared(numbers: Sequence[Number]) -> list[Comparison]:
