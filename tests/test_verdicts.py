@@ -364,7 +364,7 @@ def test_how_often_chance_makes_a_difference() -> None:
     near = Comparison(Reference("b", "", 0.0, 0.6, "own"), Number("b", 0.1, 0.8))
     assert far.chance == pytest.approx(0.0455, abs=1e-4)
     assert differences([far, near]) == [
-        "the gap: two samples with these errors are so far apart by chance in 4.6 % of all cases."
+        "the gap: if both ± are errors of samples, two samples are so far apart by chance in 4.6 % of all cases."
     ]
 
 

@@ -89,7 +89,7 @@ def references() -> tuple[tuple[Reference, ...], dict[str, str]]:
 def differences(comparisons: Sequence[Comparison]) -> list[str]:
     """A sentence for each number that differs: how often chance alone would bring that about."""
     return [
-        f"{each.reference.what}: two samples with these errors are so far apart by chance in "
+        f"{each.reference.what}: if both ± are errors of samples, two samples are so far apart by chance in "
         f"{100 * each.chance:.2g} % of all cases."
         for each in comparisons
         if each.outcome == "differs"
