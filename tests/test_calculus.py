@@ -270,28 +270,12 @@ def jacobian_of_softmax(t: Tensor) -> Tensor:
     return torch.block_diag(*blocks)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def test_identities() -> None:
+def test_jacobians_of_products_as_printed() -> None:
     A, B = draw(3, 4), draw(2, 5, seed=1)
-    for sides in (
-        theorems.equation_9(draw(2, 3), draw(4, 2), draw(3, 2), draw(2, 5)),
-        theorems.equation_10(A, B),
-        theorems.equation_12(A, draw(3), draw(4, 2)),
-        theorems.equation_13(A),
-        theorems.equation_14(draw(3, 2, 4), draw(3, 5), draw(4, 2)),
-        theorems.lemma_b_2(3, 4, A),
-        theorems.lemma_b_2(2, 2, A),
-        theorems.lemma_b_3(A),
-    ):
-        close(*sides)
-    first, second, third = theorems.equation_11(draw(3), draw(4))
-    close(first, second)
-    close(first, third)
     close(theorems.equation_15(A, B.T), jacobian(lambda x: A @ x @ B.T, draw(4, 5)))
     close(theorems.equation_16(A, B), jacobian(lambda x: torch.kron(x, B), A))
     close(theorems.equation_17(A, B), jacobian(lambda y: torch.kron(A, y), B))
     close(theorems.equation_18(A), jacobian(lambda x: x.T, A))
-    for a, b in ((draw(3, 4), draw(2, 5)), (draw(3, 1) @ draw(1, 4), draw(4, 2) @ draw(2, 3))):
-        assert len(set(theorems.lemma_d_1(a, b))) == 1
 
 
 # Closed spectra
