@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +36,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(attention, "SHORT", -1 if request.param == "tiles" else 10**9)
     monkeypatch.setattr(tiles, "NUMBERS", 6)
     monkeypatch.setattr(tiles, "FEWEST", 2)
+    monkeypatch.setattr(tiles, "MOST_THREADS", 1)
     found: str = request.param
     return found
 
@@ -43,6 +46,7 @@ def tiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "SHORT", -1)
     monkeypatch.setattr(tiles, "NUMBERS", 40)
     monkeypatch.setattr(tiles, "FEWEST", 3)
+    monkeypatch.setattr(tiles, "MOST_THREADS", 1)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -818,3 +822,27 @@ def test_batches_that_do_not_fit_are_no_matter_of_shared_heads() -> None:
     with pytest.raises(cl.CurvlensError, match="do not fit") as told:
         cl.sdpa.scaled_dot_product_attention(torch.randn(2, 4, 5, 8), torch.randn(3, 4, 5, 8), torch.randn(3, 4, 5, 8))
     assert "enable_gqa" not in str(told.value)
+
+
+def test_a_first_call_sets_nothing_up() -> None:
+    """torch's compiler and sympy take one to two seconds to import; attention by tiles needs neither."""
+    code = """
+import sys
+import torch
+import curvlens as cl
+q = torch.randn(1, 1, 300, 4, requires_grad=True)
+(g,) = torch.autograd.grad(cl.sdpa.scaled_dot_product_attention(q, q, q).square().sum(), q, create_graph=True)
+torch.autograd.grad(g.square().sum(), q)
+print(sorted(set(sys.modules) & {"torch._dynamo", "torch._inductor", "sympy"}))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 64])
+def test_a_tile_has_some_queries_for_each_thread(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found = list(tiles.tiles(tiles.Spec(1.0, high=0), 4096, 4096, 1))
+    assert found[0].height == 128 * min(threads, 4)
+    assert [tile.first for tile in found] == list(range(0, 4096, found[0].height))
+    assert found[-1].last == 4096

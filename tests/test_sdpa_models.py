@@ -24,6 +24,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(attention, "SHORT", -1)
     monkeypatch.setattr(tiles, "NUMBERS", 8)
     monkeypatch.setattr(tiles, "FEWEST", 2)
+    monkeypatch.setattr(tiles, "MOST_THREADS", 1)
     seen: list[str] = []
     for name in ("attend", "pull", "bend"):
         plain = getattr(kernels, name)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,7 +105,14 @@ _not_compiled = torch._compile._disable_dynamo(_by_tiles)
 
 
 def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    """The common shape; ValueError if there is none. Sizes that are traced are torch's business."""
+    if all(type(side) is int for shape in shapes for side in shape):
+        # not torch.broadcast_shapes, whose first call imports sympy: half a second
+        return tuple(map(int, np.broadcast_shapes(*map(tuple, shapes))))
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _scalar(x: Any) -> Any:
@@ -164,7 +172,7 @@ def _check(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
             )
     try:
         _broadcast(query.shape[:lead], key.shape[:lead], value.shape[:lead])
-    except RuntimeError as error:
+    except ValueError as error:
         heads = {x.shape[-3] for x in given.values() if x.ndim > 2}
         hint = " For heads that share keys give enable_gqa=True." if lead == -2 and len(heads) > 1 else ""
         raise CurvlensError(f"The leading axes do not fit: {shapes}.{hint}") from error
@@ -229,7 +237,7 @@ def _masks(
             raise CurvlensError(f"query is on {query.device}, {name} on {x.device}: bring them to one.")
         try:
             fits = _broadcast(x.shape, full) == full
-        except RuntimeError:
+        except ValueError:
             fits = False
         if not fits:
             raise CurvlensError(f"{name} has shape {tuple(x.shape)}; expected one that can be broadcast to {full}.")

@@ -13,7 +13,10 @@ from torch import Tensor
 NUMBERS = 1 << 17
 """Scores of a tile: a few matrices of that size stay in the cache."""
 FEWEST = 128
-"""Queries of a tile, at least: fewer make slow products."""
+"""Queries of a tile for each thread, at least: fewer make slow products."""
+MOST_THREADS = 4
+"""Threads for which tiles grow. All threads meet after each of the 500 to 1,000 steps of a second derivative, and a
+thread that another process holds up keeps the others waiting, some milliseconds each time: fewer, larger steps."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,12 @@ class Tile(NamedTuple):
 
 
 def tiles(spec: Spec, queries: int, keys: int, groups: int) -> Iterator[Tile]:
-    """All tiles in which a query sees a key, each with at most about `NUMBERS` scores of all heads of a group."""
-    step = max(FEWEST, NUMBERS // max(1, keys * groups))
+    """All tiles in which a query sees a key, each with at most about `NUMBERS` scores a thread of all heads of a group.
+
+    A tile has `FEWEST` queries a thread at least.
+    """
+    threads = min(torch.get_num_threads(), MOST_THREADS)
+    step = threads * max(FEWEST, NUMBERS // max(1, keys * groups))
     for start in range(0, queries, step):
         stop = min(start + step, queries)
         first = 0 if spec.low is None else max(0, start + spec.low)
