@@ -28,7 +28,7 @@ from curvlens.checks import (
 )
 from curvlens.checksum import checksum
 from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing
-from curvlens.exchange import Result, exchanged, lock_of
+from curvlens.exchange import exchanged, isolated, lock_of
 from curvlens.losses import FromModel, as_loss
 from curvlens.memory import available_bytes, parse_bytes
 from curvlens.parameters import choose, device_and_dtype, named
@@ -36,6 +36,7 @@ from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.precision import KeepFloat64, is_float64
 from curvlens.sdpa import second_order
+from curvlens.surroundings import Result, as_found
 
 
 class Problem:
@@ -62,6 +63,7 @@ class Problem:
     True
     """
 
+    @as_found
     def __init__(
         self,
         model: nn.Module,
@@ -112,6 +114,7 @@ class Problem:
 
     # The loss and its gradient
 
+    @as_found
     def loss(self) -> float:
         """The loss: one number, whatever the batches."""
         total, count = 0.0, 0.0
@@ -121,6 +124,7 @@ class Problem:
                 total, count = total + s.item(), count + c
         return total / self.checked_count(count)
 
+    @as_found
     def gradient(self) -> Tensor:
         """The gradient of the loss, flat, in the order of `layout`."""
         unused, count = set(self.layout.names), 0.0
@@ -220,8 +224,7 @@ class Problem:
     @contextmanager
     def isolated(self) -> Iterator[None]:
         """One thread at a time, outside of inference mode, random numbers left alone (a DataLoader draws some)."""
-        cuda = [self.device] if self.device.type == "cuda" else []
-        with lock_of(self.model), torch.random.fork_rng(devices=cuda), torch.inference_mode(False):
+        with isolated(self.model, [self.device]):
             yield
 
     # One piece at a time

@@ -14,12 +14,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from curvlens import batches
 from curvlens.batches import Batch
-from curvlens.exchange import Result, exchanged
+from curvlens.exchange import exchanged
 from curvlens.losses import Loss
 from curvlens.pieces import Piece
 from curvlens.precision import KeepFloat64, is_float64
 from curvlens.problem import Problem
 from curvlens.sdpa import second_order
+from curvlens.surroundings import Result
 
 FEW = 4
 """How many samples go through the model, where any would do."""
