@@ -25,6 +25,8 @@ _HOOKS = (
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
 )
 
+_PLAIN = (bool, int, float, str, tuple, type(None), Tensor)
+
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _making_lock = threading.Lock()
 
@@ -61,7 +63,8 @@ def exchanged(
 ) -> Result:
     """Run ``action`` with the named parameters and buffers exchanged, tied ones under all their names.
 
-    Afterwards the model holds what it held before, also if the action has put other buffers there.
+    Afterwards the model holds what it held before, also if the action has put other buffers there; so do the numbers
+    and tensors beside them, such as the length of a table that is made longer when it is needed.
     """
     given = {**tensors, **(buffers or {})}
     named = (*model.named_parameters(), *model.named_buffers())
@@ -74,14 +77,14 @@ def exchanged(
                 holders.append(holder)
                 old.append(own)
                 new.append({name: by_identity[id(x)] for name, x in own.items()})
-        if isinstance(module._buffers, dict):  # that of a scripted module is none, and cannot be written
-            held.append(module._buffers)
-            before.append(dict(module._buffers))
+        if module._buffers and isinstance(module._buffers, dict):  # that of a scripted module is none
+            plain = {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)}
+            held += [module._buffers, vars(module)]
+            before += [dict(module._buffers), plain]
     # Each of the two chains runs inside one call of C code, where Python handles no signal: Ctrl-C comes before or
     # after it, but never in between, and the second one is reached from wherever it came.
     enter = chain(map(dict.update, holders, new), map(push, modes))
-    put_back = chain(map(dict.update, holders, old), map(dict.clear, held), map(dict.update, held, before))
-    return guarded(enter, action, chain(put_back, found()))
+    return guarded(enter, action, chain(map(dict.update, holders, old), map(dict.update, held, before), found()))
 
 
 def apart(model: nn.Module, action: Callable[[], Result]) -> Result:
