@@ -6,7 +6,7 @@ import random
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -43,9 +43,9 @@ def inside(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def moments(action: Action) -> int:
-    """How many moments there are in an action at which Python handles signals."""
-    return _run(action, None)[0]
+def moments(action: Action, *files: str) -> list[int]:
+    """The moments of an action at which Python handles signals, in some files of Python code or in all."""
+    return _run(action, None, files)[0]
 
 
 def interrupted_at(action: Action, moment: int) -> KeyboardInterrupt | None:
@@ -53,13 +53,15 @@ def interrupted_at(action: Action, moment: int) -> KeyboardInterrupt | None:
     return _run(action, moment)[1]
 
 
-def _run(action: Action, moment: int | None) -> tuple[int, KeyboardInterrupt | None]:
-    passed = 0
+def _run(action: Action, moment: int | None, files: Sequence[str] = ()) -> tuple[list[int], KeyboardInterrupt | None]:
+    passed, found = 0, list[int]()
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal passed
         if event in ("call", "c_return"):  # Python looks for signals where a function begins, and where one of C ends
             passed += 1
+            if not files or frame.f_code.co_filename.endswith(tuple(files)):
+                found.append(passed)
             if passed == moment:
                 raise KeyboardInterrupt
 
@@ -71,25 +73,26 @@ def _run(action: Action, moment: int | None) -> tuple[int, KeyboardInterrupt | N
         came_out = error
     finally:
         sys.setprofile(None)
-    return passed, came_out
+    return found, came_out
 
 
 def interrupted_within(action: Action, seconds: float, generator: random.Random) -> bool:
     """Ctrl-C by the clock, at a random moment of the time given; whether it came before the end."""
-    fired = False
+    fired, running = False, True
 
     def interrupt(*_: Any) -> None:
         nonlocal fired
-        fired = True
-        raise KeyboardInterrupt
+        if running:
+            fired = True
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, generator.uniform(1e-5, seconds))
         action()
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        running = False
     except KeyboardInterrupt:
-        pass
+        running = False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
