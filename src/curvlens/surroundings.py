@@ -38,7 +38,7 @@ def found() -> Iterator[object]:
     modes = [torch._C._get_function_stack_at(i) for i in range(_depth())]
     casts = [torch.is_autocast_enabled(device) for device in _CASTING]
     return chain(
-        zip(iter(_depth, 0), starmap(_pop, repeat(()))),
+        zip(iter(_depth, 0), starmap(_pop, repeat(())), strict=False),
         # while no mode is there: they may look at these calls, in Python
         map(torch._C._set_grad_enabled, (torch.is_grad_enabled(),)),
         map(torch.set_autocast_enabled, _CASTING, casts),

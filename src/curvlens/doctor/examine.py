@@ -135,8 +135,9 @@ def _report(patient: Patient, build: Callable[[Any], Problem]) -> Report:
             return Report(_examine(patient, build, put_back, stack))
 
     # `catch_warnings`, made safe against Ctrl-C
-    warn = map(setattr, repeat(warnings), *zip(*((n, getattr(warnings, n)) for n in ("filters", "showwarning"))))
-    return guarded((), partial(apart, patient.model, report), warn)
+    names = ("filters", "showwarning")
+    as_before = map(setattr, repeat(warnings), names, [getattr(warnings, name) for name in names])
+    return guarded((), partial(apart, patient.model, report), as_before)
 
 
 def _examine(

@@ -14,7 +14,7 @@ _SAME = 1e-6
 
 
 def check_modes(patient: Patient) -> Iterator[Finding]:
-    """Dropout, stochastic depth, batch-norm and buffers that are written; ends with the model in evaluation mode if that is the cure."""
+    """Dropout, batch-norm and buffers that are written; ends with the model in evaluation mode if that is the cure."""
     dropping, norms = active_dropouts(patient.model), active_batch_norms(patient.model)
     spread, writes = _spread(patient), patient.writes()
     cured = False

@@ -55,7 +55,7 @@ class Meter:
         result = guarded(
             starmap(hooks._push_saved_tensors_default_hooks, [(self._pack, _unpack)]),
             action,
-            zip(iter(top, top()), starmap(hooks._pop_saved_tensors_default_hooks, repeat(()))),
+            zip(iter(top, top()), starmap(hooks._pop_saved_tensors_default_hooks, repeat(())), strict=False),
         )
         self.bytes = sum(size for ref, size in self._seen.values() if not ref.expired())
         return result
