@@ -804,8 +804,25 @@ def test_a_model_that_writes_into_itself_is_put_back() -> None:
         assert model.inner.weight.tolist() != values
     assert model.inner.weight.tolist() == values
     assert model.calls is calls
-    assert "writes into the parameters" in only(doctor(model, DATA, CE()), "refused", "error").what
+    report = doctor(model, DATA, CE())
+    assert [f.name for f in report.errors] == ["refused"]
+    assert "writes into the parameters" in report.errors[0].what
+    assert next(f for f in report if f.name == "written-buffers").severity == "note"
     assert model.inner.weight.tolist() == values
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_buffers_that_the_loss_depends_on(seed: int) -> None:
+    torch.manual_seed(seed)
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 1)).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    before = [b.tolist() for b in model.buffers()]
+    finding = only(doctor(model, (x, x[:, :1]), cl.losses.MSE()), "written-buffers", "error")
+    assert finding.fix == "model.eval()"
+    assert model.training
+    assert [b.tolist() for b in model.buffers()] == before
+    assert "written-buffers" not in [f.name for f in doctor(model.eval(), (x, x[:, :1]), cl.losses.MSE())]
 
 
 class Handed(nn.Module):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import curvlens as cl
 from curvlens.checksum import checksum
 from small import direction, gpt, problem, relative, tokens_and_labels
+from truth import Truth
 
 X, Y = direction(10).view(5, 2), direction(5, 2).view(5, 1)
 
@@ -177,6 +178,25 @@ def test_signs_written_through_data_are_followed() -> None:
     H.dense()
     model.get_parameter("0.weight").data.neg_()
     assert relative(H.dense(), cl.hessian(cl.Problem(model, (X, Y), cl.losses.MSE())).dense()) < 1e-14
+
+
+@pytest.mark.parametrize("way", ["step", "load", "clamp", "data"])
+@pytest.mark.parametrize("memory", [None, 0])
+def test_equal_values_written_again_change_nothing(way: str, memory: int | None) -> None:
+    """The first step of a warm-up has a rate of 0: tensors that graphs have saved are written, and no bit changes."""
+    model = net()
+    truth = Truth(model, [(X, Y)], lambda m, batch: (m(batch[0]), batch[1]), square=True).hessian
+    H = cl.hessian(cl.Problem(model, (X, Y), cl.losses.MSE(), memory=memory))
+    assert relative(H.dense(), truth) < 1e-12
+    if way == "step":
+        model(X).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.0).step()
+    elif way == "load":
+        model.load_state_dict({name: x.clone() for name, x in model.state_dict().items()})
+    else:
+        for p in model.parameters():
+            (p.data if way == "data" else p.detach()).clamp_(-100, 100)
+    assert relative(H.dense(), truth) < 1e-12
 
 
 def test_switching_to_training_is_noticed() -> None:

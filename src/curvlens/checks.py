@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from curvlens import batches
 from curvlens.batches import Batch
+from curvlens.buffers import Writes
 from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing
 from curvlens.losses import Loss
 from curvlens.pieces import Piece
@@ -57,6 +58,27 @@ def check_batch_norm(model: nn.Module) -> None:
         raise CurvlensError(
             f"Batch-norm is in training mode ({listing(active)}): it couples the samples of a batch, and its "
             "statistics change with every pass. Call model.eval()."
+        )
+
+
+def check_buffers(written: Writes) -> tuple[str, ...]:
+    """The buffers that a pass writes, if the loss does not depend on them."""
+    if written.matters:
+        raise CurvlensError(
+            f"The forward pass writes into buffers ({listing(written.names)}), and the loss depends on what it wrote: "
+            "every pass is another function. Call model.eval(); a module that writes in evaluation mode too has to do "
+            "so `if self.training` only."
+        )
+    return written.names
+
+
+def check_not_written(names: Iterable[str]) -> None:
+    """A pass that begins to write into buffers is not the one that was looked at."""
+    if names := list(names):
+        raise CurvlensError(
+            f"A forward pass wrote into buffers ({listing(names)}) that the first pass left alone: whether the loss "
+            "depends on them is not known. Their values were put back. Call model.eval(), or write into them in every "
+            "pass."
         )
 
 

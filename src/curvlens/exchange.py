@@ -1,4 +1,4 @@
-"""Other tensors in the place of a model's parameters, for the duration of one action.
+"""Other tensors in the place of a model's parameters and buffers, for the duration of one action.
 
 As ``torch.func.functional_call`` does it, but for any action and not only a forward pass; safe against Ctrl-C at any
 moment; and, by `lock_of`, one thread at a time for each model, since the exchange is visible to all of them.
@@ -7,16 +7,25 @@ moment; and, by `lock_of`, one thread at a time for each model, since the exchan
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-Result = TypeVar("Result")
+from curvlens.surroundings import Result, found, guarded, push
+
+_HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+)
+
+_PLAIN = (bool, int, float, str, tuple, type(None), Tensor)
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _making_lock = threading.Lock()
@@ -28,32 +37,65 @@ def lock_of(model: nn.Module) -> threading.RLock:
         return _locks.setdefault(model, threading.RLock())
 
 
+@contextmanager
+def isolated(model: nn.Module, devices: Iterable[torch.device]) -> Iterator[None]:
+    """One thread at a time, outside of inference mode, random numbers left alone.
+
+    An interrupt may leave it half-way, as any ``with``; then `guarded`, around every public call, ends it.
+    """
+    cuda = [torch.cuda.default_generators[d.index or 0] for d in devices if d.type == "cuda"]
+    generators = [torch.default_generator, *cuda]
+    put_back = map(torch.Generator.set_state, generators, [generator.get_state() for generator in generators])
+    # Both managers are written in C: no signal falls between them and the block.
+    with lock_of(model), torch._C._InferenceMode(False):
+        try:
+            yield
+        finally:
+            deque(put_back, maxlen=0)
+
+
 def exchanged(
     model: nn.Module,
     tensors: Mapping[str, Tensor],
     action: Callable[[], Result],
     modes: Sequence[TorchFunctionMode] = (),
+    buffers: Mapping[str, Tensor] | None = None,
 ) -> Result:
-    """Run ``action`` with the named parameters exchanged, tied ones under all their names, and put them back."""
-    by_identity = {id(p): tensors[name] for name, p in model.named_parameters() if name in tensors}
-    holders, new, old = [], [], []
+    """Run ``action`` with the named parameters and buffers exchanged, tied ones under all their names.
+
+    Afterwards the model holds what it held before, also if the action has put other buffers there; so do the numbers
+    and tensors beside them, such as the length of a table that is made longer when it is needed.
+    """
+    given = {**tensors, **(buffers or {})}
+    named = (*model.named_parameters(), *model.named_buffers())
+    by_identity = {id(x): given[name] for name, x in named if name in given}
+    holders, new, old, held, before = [], [], [], [], []
     for module in model.modules():
-        own = {name: p for name, p in module._parameters.items() if id(p) in by_identity}
-        if own:
-            holders.append(module._parameters)
-            old.append(own)
-            new.append({name: by_identity[id(p)] for name, p in own.items()})
-    # Each of the two loops runs inside one call of C code, where Python handles no signal: Ctrl-C comes before or
+        for holder in (module._parameters, module._buffers):
+            own = {name: x for name, x in holder.items() if id(x) in by_identity}
+            if own:
+                holders.append(holder)
+                old.append(own)
+                new.append({name: by_identity[id(x)] for name, x in own.items()})
+        if module._buffers and isinstance(module._buffers, dict):  # that of a scripted module is none
+            plain = {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)}
+            held += [module._buffers, vars(module)]
+            before += [dict(module._buffers), plain]
+    # Each of the two chains runs inside one call of C code, where Python handles no signal: Ctrl-C comes before or
     # after it, but never in between, and the second one is reached from wherever it came.
-    put, put_back = map(dict.update, holders, new), map(dict.update, holders, old)
-    depth = torch._C._len_torch_function_stack()
-    try:
-        deque(put, maxlen=0)
-        for mode in modes:
-            torch._C._push_on_torch_function_stack(mode)
-        return action()
-    finally:
-        deque(put_back, maxlen=0)
-        # Not `with mode`: torch takes a mode off the stack while it handles a call, and Ctrl-C may come just then.
-        while torch._C._len_torch_function_stack() > depth:
-            torch._C._pop_torch_function_stack()
+    enter = chain(map(dict.update, holders, new), map(push, modes))
+    return guarded(enter, action, chain(map(dict.update, holders, old), map(dict.update, held, before), found()))
+
+
+def apart(model: nn.Module, action: Callable[[], Result]) -> Result:
+    """Run ``action`` where hooks may be registered and modes of modules changed: all are as before afterwards.
+
+    Hooks go into copies of the modules' tables, and the tables themselves are put back.
+    """
+    modules, copies, before = [], [], []
+    for module in model.modules():
+        tables: dict[str, Any] = {kind: vars(module)[kind] for kind in _HOOKS if kind in vars(module)}
+        modules.append(vars(module))
+        copies.append({kind: OrderedDict(table) for kind, table in tables.items()})
+        before.append({**tables, "training": module.training})
+    return guarded(map(dict.update, modules, copies), action, map(dict.update, modules, before))

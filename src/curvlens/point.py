@@ -12,7 +12,7 @@ from curvlens.checksum import same_bits
 
 
 class Point:
-    """A copy to compare with later, so that every change is noticed: also one through ``.data``."""
+    """A copy to compare with later, so that every change is noticed: also one through ``.data``, or of no bit."""
 
     def __init__(self, model: nn.Module, tensors: Sequence[Tensor], device: torch.device) -> None:
         self._signature = self._sign(model, tensors, device)
@@ -22,9 +22,14 @@ class Point:
     def _sign(model: nn.Module, tensors: Sequence[Tensor], device: torch.device) -> tuple[Any, ...]:
         casts = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
         modules = tuple((id(m), m.training) for m in model.modules())
-        return (casts, modules, tuple((id(x), x.data_ptr(), x.shape, x.dtype) for x in tensors))
+        return (casts, modules, tuple(map(_place, tensors)))
 
     def holds(self, model: nn.Module, tensors: Sequence[Tensor], device: torch.device) -> bool:
         """Whether nothing has changed: autocast, modules, modes, and every bit of the tensors."""
         same = self._signature == self._sign(model, tensors, device)
         return same and all(map(same_bits, tensors, self._copies))
+
+
+def _place(x: Tensor) -> tuple[Any, ...]:
+    """Which tensor it is, and how often it was written into: a graph that saved it is lost even if no bit changed."""
+    return id(x), x.data_ptr(), x.shape, x.dtype, None if x.is_inference() else x._version

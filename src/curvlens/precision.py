@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from curvlens.surroundings import Result, within
+
 _WIDE = torch.float64
 
 
@@ -60,6 +62,11 @@ def keep_dtype(model: nn.Module) -> Iterator[None]:
         return
     with KeepFloat64():
         yield
+
+
+def in_dtype(model: nn.Module, action: Callable[[], Result]) -> Result:
+    """Run ``action`` as inside `keep_dtype`, safe against Ctrl-C."""
+    return within([KeepFloat64()], action) if is_float64(model) else action()
 
 
 def is_float64(model: nn.Module) -> bool:

@@ -16,9 +16,12 @@ from torch.overrides import TorchFunctionMode
 from curvlens import batches
 from curvlens.batches import Data
 from curvlens.blocks import Blocks, Family, Layout
+from curvlens.buffers import Watch, copies, writes
 from curvlens.checks import (
     check_batch_norm,
+    check_buffers,
     check_deterministic,
+    check_not_written,
     check_split,
     check_sum_and_count,
     check_through_outputs,
@@ -28,7 +31,7 @@ from curvlens.checks import (
 )
 from curvlens.checksum import checksum
 from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing
-from curvlens.exchange import Result, exchanged, lock_of
+from curvlens.exchange import exchanged, isolated, lock_of
 from curvlens.losses import FromModel, as_loss
 from curvlens.memory import available_bytes, parse_bytes
 from curvlens.parameters import choose, device_and_dtype, named
@@ -36,6 +39,7 @@ from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.precision import KeepFloat64, is_float64
 from curvlens.sdpa import second_order
+from curvlens.surroundings import Result, as_found
 
 
 class Problem:
@@ -62,6 +66,7 @@ class Problem:
     True
     """
 
+    @as_found
     def __init__(
         self,
         model: nn.Module,
@@ -93,6 +98,7 @@ class Problem:
         self._attention_checked = False
         self._engine: Any = None
         self._modes: tuple[bool, ...] = ()
+        self._written: tuple[str, ...] = ()
         warn_low_precision(self.dtype)
         with self.isolated():
             self.data = Data(data)
@@ -112,6 +118,7 @@ class Problem:
 
     # The loss and its gradient
 
+    @as_found
     def loss(self) -> float:
         """The loss: one number, whatever the batches."""
         total, count = 0.0, 0.0
@@ -121,6 +128,7 @@ class Problem:
                 total, count = total + s.item(), count + c
         return total / self.checked_count(count)
 
+    @as_found
     def gradient(self) -> Tensor:
         """The gradient of the loss, flat, in the order of `layout`."""
         unused, count = set(self.layout.names), 0.0
@@ -220,8 +228,7 @@ class Problem:
     @contextmanager
     def isolated(self) -> Iterator[None]:
         """One thread at a time, outside of inference mode, random numbers left alone (a DataLoader draws some)."""
-        cuda = [self.device] if self.device.type == "cuda" else []
-        with lock_of(self.model), torch.random.fork_rng(devices=cuda), torch.inference_mode(False):
+        with isolated(self.model, [self.device]):
             yield
 
     # One piece at a time
@@ -248,11 +255,17 @@ class Problem:
         self._check_weights(several=index > 0)
 
     def at(
-        self, leaves: Mapping[str, nn.Parameter] | None, action: Callable[[], Result], *, twice: bool = False
+        self,
+        leaves: Mapping[str, nn.Parameter] | None,
+        action: Callable[[], Result],
+        *,
+        twice: bool = False,
+        buffers: Mapping[str, Tensor] | None = None,
     ) -> Result:
         """Run something with ``leaves`` in the place of the model's parameters; ``twice`` for second derivatives.
 
-        Backward passes belong inside too: checkpointed layers compute themselves anew in them.
+        Backward passes belong inside too: checkpointed layers compute themselves anew in them. ``buffers`` are used in
+        the place of the model's; if not given, copies of those that a pass writes.
         """
         # A loss of the model may look at requires_grad (weight decay does); elsewhere a constant saves half a graph.
         same = leaves is None or isinstance(self.loss_function, FromModel)
@@ -266,10 +279,15 @@ class Problem:
         modes: list[TorchFunctionMode] = [attention] if twice else []
         if is_float64(self.model):
             modes.append(KeepFloat64())
+        work = copies(self.model, self._written) if buffers is None else buffers
+        watch = Watch(self.model, tuple(work))
         try:
-            result = exchanged(self.model, tensors, action, modes)
+            result = exchanged(self.model, tensors, action, modes, work)
         except (RuntimeError, NotImplementedError) as error:
             raise explained(error) from error
+        finally:
+            surprising = watch.put_back()
+        check_not_written(surprising)
         self._replaced = self._replaced or attention.replaced
         return result
 
@@ -292,6 +310,16 @@ class Problem:
     def _evaluate(self, piece: Piece) -> tuple[Tensor, float]:
         """The summed loss of a piece and its count."""
         return self.at(None, lambda: self.sum_and_count(self.loss_function.outputs(self.model, piece.batch), piece))
+
+    def _evaluate_with(self, piece: Piece, buffers: Mapping[str, Tensor]) -> tuple[float, Mapping[str, Tensor]]:
+        """The summed loss of a piece with other buffers, and the buffers that the pass leaves."""
+
+        def action() -> tuple[float, Mapping[str, Tensor]]:
+            total, _ = self.sum_and_count(self.loss_function.outputs(self.model, piece.batch), piece)
+            return float(total), dict(self.model.named_buffers())
+
+        with torch.no_grad():
+            return self.at(None, action, buffers=buffers)
 
     def sum_and_count(self, outputs: Any, piece: Piece) -> tuple[Tensor, float]:
         """The summed loss (a float64 scalar) and the count of a piece, both checked."""
@@ -364,10 +392,12 @@ class Problem:
                 return
             piece = Piece(0, 0, 0, batches.to_device(filled, self.device))
         with explained_batch(piece.batch, self.dtype):
+            small = piece.split(self.micro_batch)[0] if self.micro_batch is not None and piece.size else piece
+            before = checksum(self.model.parameters())
+            self._written = check_buffers(writes(self.model, partial(self._evaluate_with, small), self.dtype))
             if self.micro_batch is not None and piece.size != 0:
                 self.check_split(piece)
-                piece = piece.split(self.micro_batch)[0]
-            before = checksum(self.model.parameters())
+                piece = small
             check_deterministic(self.model, self._evaluate, piece)
             if before != checksum(self.model.parameters()):
                 raise CurvlensError(

@@ -6,6 +6,8 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import ExitStack
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -31,8 +33,10 @@ from curvlens.doctor.report import Report
 from curvlens.doctor.softmax import check_softmax
 from curvlens.doctor.untouched import untouched
 from curvlens.errors import CurvlensError, a_kind
+from curvlens.exchange import apart
 from curvlens.losses import Loss, as_loss
 from curvlens.problem import Problem
+from curvlens.surroundings import as_found, guarded
 
 Check = Callable[[Patient], Iterable[Finding]]
 
@@ -74,6 +78,7 @@ EXPLAINING = {
 """Findings after which it is no wonder that a problem cannot be built."""
 
 
+@as_found
 def doctor(
     problem: Problem | nn.Module,
     data: Any = None,
@@ -122,11 +127,17 @@ def _loss(loss: Any, model: nn.Module) -> Loss | None:
 
 
 def _report(patient: Patient, build: Callable[[Any], Problem]) -> Report:
-    with ExitStack() as stack:
-        put_back = stack.enter_context(untouched(patient.model, patient.source))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # what they say is in the findings
-        return Report(_examine(patient, build, put_back, stack))
+    def report() -> Report:
+        with ExitStack() as stack:
+            put_back = stack.enter_context(untouched(patient.model, patient.source))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # what they say is in the findings
+            return Report(_examine(patient, build, put_back, stack))
+
+    # `catch_warnings`, made safe against Ctrl-C
+    names = ("filters", "showwarning")
+    as_before = map(setattr, repeat(warnings), names, [getattr(warnings, name) for name in names])
+    return guarded((), partial(apart, patient.model, report), as_before)
 
 
 def _examine(

@@ -1,4 +1,4 @@
-"""Modules in training mode that make the loss random, or couple the samples of a batch."""
+"""Modules in training mode that make the loss random, couple the samples of a batch, or write into buffers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SAME = 1e-6
 
 
 def check_modes(patient: Patient) -> Iterator[Finding]:
-    """Dropout, stochastic depth and batch-norm; ends with the model in evaluation mode if that is the cure."""
+    """Dropout, batch-norm and buffers that are written; ends with the model in evaluation mode if that is the cure."""
     dropping, norms = active_dropouts(patient.model), active_batch_norms(patient.model)
-    spread = _spread(patient)
+    spread, writes = _spread(patient), patient.writes()
     cured = False
     # Two passes with few draws may agree by chance; that random numbers were drawn is certain.
     if dropping and (spread is None or spread > _SAME or _draws(patient)):
@@ -40,6 +40,26 @@ def check_modes(patient: Patient) -> Iterator[Finding]:
             "every pass. The size is the relative change of the loss by model.eval().",
             "model.eval()",
             _against_eval(patient),
+        )
+    written = [name for name in writes.names if name.rpartition(".")[0] not in norms]
+    if written and writes.matters:
+        cured = True
+        yield Finding(
+            "written-buffers",
+            "error",
+            f"The forward pass writes into buffers, and the loss depends on what it wrote: {listing(written)}.",
+            "Every pass is another function, and products drift. The size is the relative change of the loss from one "
+            "pass to the next.",
+            "model.eval()" if patient.model.training else "if self.training: ...  # around the line that writes",
+            writes.drift,
+        )
+    elif written:
+        yield Finding(
+            "written-buffers",
+            "note",
+            f"The forward pass writes into buffers that the loss does not depend on: {listing(written)}.",
+            "curvlens works on copies of them; results are not affected, and the model keeps its own.",
+            "model.eval()  # if they are not to be computed at all",
         )
     if cured:  # the other checks look at the model as it will be
         patient.model.eval()

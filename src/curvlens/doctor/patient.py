@@ -14,12 +14,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from curvlens import batches
 from curvlens.batches import Batch
-from curvlens.exchange import Result, exchanged
+from curvlens.buffers import Writes, copies, writes
+from curvlens.exchange import exchanged
 from curvlens.losses import Loss
 from curvlens.pieces import Piece
 from curvlens.precision import KeepFloat64, is_float64
 from curvlens.problem import Problem
 from curvlens.sdpa import second_order
+from curvlens.surroundings import Result
 
 FEW = 4
 """How many samples go through the model, where any would do."""
@@ -71,14 +73,18 @@ class Patient:
                 return  # a problem for it cannot be built either, and its refusal says why
             self.runs = True
 
-    def run(self, action: Callable[[], Result], *, twice: bool = False) -> Result:
+    def run(
+        self, action: Callable[[], Result], *, twice: bool = False, buffers: Mapping[str, Tensor] | None = None
+    ) -> Result:
         """Do something with the model, as curvlens would: ``twice`` for second derivatives."""
+        if buffers is None:
+            buffers = copies(self.model, dict(self.model.named_buffers()))
         if self.problem is not None:
-            return self.problem.at(None, action, twice=twice)
+            return self.problem.at(None, action, twice=twice, buffers=buffers)
         modes: list[TorchFunctionMode] = [second_order()] if twice else []
         if is_float64(self.model):
             modes.append(KeepFloat64())
-        return exchanged(self.model, {}, action, modes)
+        return exchanged(self.model, {}, action, modes, buffers)
 
     def sum_and_count(self, batch: Batch, *, twice: bool = False) -> tuple[float, float]:
         """The summed loss of a batch and its count, neither of them checked."""
@@ -96,6 +102,24 @@ class Patient:
         """The mean loss of a batch; NaN if nothing in it counts."""
         total, count = self.sum_and_count(batch, twice=twice)
         return total / count if count else math.nan
+
+    def writes(self) -> Writes:
+        """Which buffers a pass over the first samples writes; none if there is nothing to pass."""
+        if not self.runs or self.loss is None:
+            return Writes()
+        loss, dtype = self.loss, next(self.model.parameters()).dtype
+
+        def passed(buffers: Mapping[str, Tensor]) -> tuple[float, Mapping[str, Tensor]]:
+            batch = batches.map_tensors(Tensor.clone, self.few)
+
+            def action() -> tuple[float, Mapping[str, Tensor]]:
+                total, _ = loss.sum_and_count(loss.outputs(self.model, batch), batch)
+                return float(total), dict(self.model.named_buffers())
+
+            with torch.no_grad():
+                return self.run(action, buffers=buffers)
+
+        return writes(self.model, passed, dtype)
 
     @cached_property
     def few(self) -> Batch:

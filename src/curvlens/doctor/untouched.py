@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from curvlens.checksum import same_bits
-from curvlens.exchange import lock_of
+from curvlens.exchange import isolated
 
 Step = Callable[[], object]
 """Puts one thing back."""
@@ -28,7 +28,7 @@ def untouched(model: nn.Module, source: object) -> Iterator[Callable[[], None]]:
     """
     cuda = sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
     python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - data sets draw from it
-    with lock_of(model), torch.random.fork_rng(devices=cuda), torch.inference_mode(False):
+    with isolated(model, cuda):
         modes: list[Step] = [partial(setattr, module, "training", module.training) for module in model.modules()]
         tensors: list[Step] = [*_held(model), *_tensors(model)]
         undo = [*modes, *tensors, *_generators(source)]

@@ -12,6 +12,7 @@ from curvlens.errors import CurvlensError, listing, nearest
 from curvlens.operators.base import Operator, Progress
 from curvlens.operators.modules import Traces
 from curvlens.problem import Problem
+from curvlens.surroundings import as_found
 
 Of = Literal["hessian", "ggn", "functional"]
 
@@ -86,6 +87,7 @@ def _shape(leaf: Tensor | None) -> tuple[int, ...]:
     return tuple(leaf.shape)
 
 
+@as_found
 def activation_hessian(
     problem: Problem, path: str, *, of: Of = "hessian", call: int = 0, traces: Traces | None = None
 ) -> ActivationHessian:

@@ -19,6 +19,7 @@ from curvlens.blocks import By, Layout
 from curvlens.errors import CurvlensError, a_kind
 from curvlens.memory import available_bytes, readable
 from curvlens.results import Solution
+from curvlens.surroundings import as_found
 
 Progress = Callable[[int, int | None], None]
 BlockName = str | Iterable[str]
@@ -83,6 +84,7 @@ class Operator:
 
     # What a user writes
 
+    @as_found
     def apply(self, v: Any, progress: Progress | None = None) -> Any:
         """The product with a flat vector, a matrix of columns or a dict by parameter name: the same kind back.
 
@@ -149,6 +151,7 @@ class Operator:
         """The transpose."""
         return self if self.symmetric else self._transposed()
 
+    @as_found
     def quadratic(self, v: Any) -> float:
         """vᵀ A v, summed in float64."""
         if self.rows != self.columns:
@@ -160,6 +163,7 @@ class Operator:
     def _quadratic(self, v: Tensor) -> float:
         return float(v.double() @ self._apply(v[:, None], None)[:, 0].double())
 
+    @as_found
     def dense(self, progress: Progress | None = None) -> Tensor:
         """The matrix itself, column by column: for small operators.
 

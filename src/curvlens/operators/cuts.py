@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from curvlens.batches import is_namedtuple
 from curvlens.sdpa import scaled_dot_product_attention
 from curvlens.sdpa.mode import multi_head_attention
+from curvlens.surroundings import within
 
 STEPS = ("scores", "softmax", "mix")
 """Of scaled dot-product attention, in their order."""
@@ -267,8 +268,7 @@ class _Attention(TorchFunctionMode):
             args, kwargs = self._recorder.cut((args, kwargs), self._recorder.here)
             return scaled_dot_product_attention(*args, **kwargs, after=self._recorder.step)
         if func is F.multi_head_attention_forward:
-            with self:
-                return multi_head_attention(*args, **kwargs)
+            return within([self], lambda: multi_head_attention(*args, **kwargs))
         return func(*args, **kwargs)
 
 

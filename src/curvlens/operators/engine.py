@@ -259,8 +259,7 @@ class Engine:
         return True
 
     def _build(self, piece: Piece, meter: Meter) -> Graph:
-        with meter.watch():
-            graph = Graph(self.problem, piece, self.problem.layout.names)
+        graph = meter.watch(lambda: Graph(self.problem, piece, self.problem.layout.names))
         for x in graph.tensors():
             meter.count(x)
         return graph

@@ -24,11 +24,11 @@ from torch import Tensor
 from curvlens import batches
 from curvlens.checks import CANNOT_TWICE, graph_nodes
 from curvlens.errors import CurvlensError
-from curvlens.exchange import Result
 from curvlens.losses import FromModel
 from curvlens.pieces import Piece
-from curvlens.precision import keep_dtype
+from curvlens.precision import in_dtype
 from curvlens.problem import Problem
+from curvlens.surroundings import Result
 
 Parts = dict[str, Tensor]
 """A vector by parameter name; a name that is missing means zeros."""
@@ -80,14 +80,16 @@ class Seam:
     @torch.no_grad()
     def curvature(self, t: Sequence[Tensor]) -> list[Tensor]:
         """Λ t."""
-        with keep_dtype(self._model):
-            return self.flat(self.loss.curvature(self.outputs, self.piece.batch, self.tree(t)))
+        return in_dtype(
+            self._model, lambda: self.flat(self.loss.curvature(self.outputs, self.piece.batch, self.tree(t)))
+        )
 
     @torch.no_grad()
     def sqrt_curvature(self, z: Sequence[Tensor]) -> list[Tensor]:
         """Λ^½ z."""
-        with keep_dtype(self._model):
-            return self.flat(self.loss.sqrt_curvature(self.outputs, self.piece.batch, self.tree(z)))
+        return in_dtype(
+            self._model, lambda: self.flat(self.loss.sqrt_curvature(self.outputs, self.piece.batch, self.tree(z)))
+        )
 
 
 class _LossGradient(torch.autograd.Function):

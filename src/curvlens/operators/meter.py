@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
+from itertools import repeat, starmap
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from curvlens.checks import WRITTEN
 from curvlens.errors import CurvlensError
 from curvlens.problem import Problem
+from curvlens.surroundings import Result, guarded
 
 
 class OverBudgetError(Exception):
@@ -45,12 +47,18 @@ class Meter:
         kept = self.count(x).detach()
         return kept, kept._version
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Count what is saved in here; in the end, what of it is still there."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
-            yield
+    def watch(self, action: Callable[[], Result]) -> Result:
+        """Count what an action saves; in the end, what of it is still there."""
+        hooks = torch._C._autograd
+        top = partial(hooks._top_saved_tensors_default_hooks, True)
+        # as `torch.autograd.graph.saved_tensors_hooks`, but no Ctrl-C leaves the hooks behind
+        result = guarded(
+            starmap(hooks._push_saved_tensors_default_hooks, [(self._pack, _unpack)]),
+            action,
+            zip(iter(top, top()), starmap(hooks._pop_saved_tensors_default_hooks, repeat(())), strict=False),
+        )
         self.bytes = sum(size for ref, size in self._seen.values() if not ref.expired())
+        return result
 
 
 def _unpack(saved: tuple[Tensor, int]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.problem import Problem
 from curvlens.results.profile import sum_tolerance
+from curvlens.surroundings import as_found
 
 
 class Traces:
@@ -53,8 +55,7 @@ class Traces:
             room = problem.memory - engine.kept_bytes
             for piece in self._pieces():
                 meter = Meter(problem, None)
-                with meter.watch():
-                    trace = Trace(problem, piece)
+                trace = meter.watch(partial(Trace, problem, piece))
                 self.kinds.update(trace.kinds)
                 self.hidden.update(trace.hidden)
                 room -= meter.bytes
@@ -185,6 +186,7 @@ def is_inside(path: str, other: str) -> bool:
     return path != other and (not other or path.startswith(f"{other}."))
 
 
+@as_found
 def module_part(problem: Problem, path: str, *, own: bool = False, traces: Traces | None = None) -> ModulePart:
     """The functional part of a module and all that is in it, or with ``own`` of its own code alone.
 

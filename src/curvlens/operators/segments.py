@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from curvlens.checks import CANNOT_TWICE, lacks_derivative
 from curvlens.errors import CurvlensError
+from curvlens.exchange import apart
 from curvlens.losses import FromModel
 from curvlens.operators.cuts import Recorder, Segment
 from curvlens.operators.graph import Parts, Seam, once_differentiable
@@ -113,8 +115,7 @@ class Trace:
         while True:
             recorder = Recorder(self.problem.model, self.parameters, writable=writable, whole=whole)
             try:
-                with recorder.watch():
-                    outputs = self.problem.loss_function.outputs(self.problem.model, piece.batch)
+                outputs = apart(self.problem.model, partial(self._watched, recorder, piece))
             except RuntimeError as error:
                 if "appears to not have been used in the graph" in str(error):
                     raise CurvlensError(
@@ -131,6 +132,10 @@ class Trace:
             elif recorder.writers <= whole:
                 return recorder, outputs
             whole |= recorder.writers
+
+    def _watched(self, recorder: Recorder, piece: Piece) -> Any:
+        with recorder.watch():
+            return self.problem.loss_function.outputs(self.problem.model, piece.batch)
 
     def _pull_back(self, segments: Sequence[Segment]) -> list[Pulled]:
         """The adjoint pass: segments that the loss depends on, in the order of the forward pass."""

@@ -20,6 +20,7 @@ from curvlens.problem import Problem
 from curvlens.profiling.statistics import Forms, bounded, portion, root_mean
 from curvlens.results import Portion, Profile, Row
 from curvlens.results.profile import above
+from curvlens.surroundings import as_found
 
 FEWEST = 4
 """Probes below which errors mean nothing."""
@@ -27,6 +28,7 @@ LITTLE = 1 << 27
 """Bytes that vectors may take in any case, if a quarter of the budget is as much."""
 
 
+@as_found
 def profile(
     problem: Problem,
     samples: int = 16,

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from curvlens.sdpa.attention import scaled_dot_product_attention
+from curvlens.surroundings import within
 
 
 def _not_overridden(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,6 +74,5 @@ class second_order(TorchFunctionMode, ContextDecorator):  # noqa: N801 - used as
             self.replaced = True
             return _weight_norm(*args, **kwargs)
         if func in INSIDE:
-            with self:
-                return INSIDE[func](*args, **kwargs)
+            return within([self], lambda: INSIDE[func](*args, **kwargs))
         return func(*args, **kwargs)
