@@ -29,6 +29,8 @@ from curvlens.memory import available_bytes
 FORMAT = 1
 LARGEST = 64 << 20
 """Bytes of a JSON file: a result of 10,000 modules has 20 MiB, and Python needs up to 25 times as much to read it."""
+DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool}
+"""Of the tensors of results. Of complex and unsigned ones torch has no largest."""
 Provenance = dict[str, Any]
 """Which operator, seed, dtype and versions a result comes from."""
 
@@ -115,6 +117,9 @@ def load(path: str | os.PathLike[str]) -> Any:
             )
         try:
             tensors = load_tensors(content)
+            strange = {x.dtype for x in tensors.values()} - DTYPES
+            if strange:
+                raise TypeError(f"it has tensors in {strange.pop()}")
         except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:  # a KeyError: of its dtypes
             raise CurvlensError(f"{str(file)!r} is damaged: {error}.") from error
     try:
