@@ -95,13 +95,22 @@ def _other(file: Path, rng: random.Random) -> None:
     """Something in its place that is no file, is none of ours, or may not be read."""
     content = file.read_bytes()
     file.unlink()
+
+    def unreadable() -> None:
+        file.write_bytes(content)
+        file.chmod(0)
+
+    def huge() -> None:
+        file.touch()
+        os.truncate(file, 1 << 40)
+
     ways: tuple[Callable[[], Any], ...] = (
         lambda: os.mkfifo(file),
         file.mkdir,
         lambda: file.symlink_to("/dev/zero"),
         lambda: file.symlink_to(file),
         lambda: file.symlink_to("nowhere"),
-        lambda: (file.write_bytes(content), file.chmod(0)),
-        lambda: (file.touch(), os.truncate(file, 1 << 40)),
+        unreadable,
+        huge,
     )
     rng.choice(ways)()

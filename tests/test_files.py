@@ -156,9 +156,10 @@ def test_hostile_stores_are_read_or_refused(seed: int, tmp_path: Path) -> None:
             writer.add(record(0.2))
         (store.folder / "table.jsonl.gz").write_bytes(gzip.compress(table(store.records("fig3a")).encode()))
         hostile.spoil(store.folder / rng.choice(["fig3a.jsonl", "table.jsonl.gz"]), rng)
-        for act in (lambda s: s.records("fig3a"), lambda s: s.set_aside(["fig3a"])):
-            with suppress(cl.CurvlensError):
-                act(Store(store.folder))
+        with suppress(cl.CurvlensError):
+            Store(store.folder).records("fig3a")
+        with suppress(cl.CurvlensError):
+            Store(store.folder).set_aside(["fig3a"])
         assert len(Store(store.folder).records("fig3a")) <= 2
 
 

@@ -38,8 +38,10 @@ def from_code(target: str) -> Any:
     stays there, since a forward pass may import, too.
     """
     place, _, name = target.rpartition(":")
-    if not place or not name:
-        raise CurvlensError(f"{target!r} lacks {'a file' if name else 'a name'}. {EXPECTED}")
+    if not name:
+        raise CurvlensError(f"{target!r} lacks a name. {EXPECTED}")
+    if not place:
+        raise CurvlensError(f"{target!r} lacks a file. {EXPECTED}")
     with _blamed(target):
         module = _of_file(place) if place.endswith(".py") else _of_package(place)
     if not hasattr(module, name):
