@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 import curvlens as cl
 import small
 from curvlens.cli import app
-from curvlens.cli.models import from_code
+from curvlens.cli.code import from_code
 from curvlens.cli.profile import _footer
 from curvlens.cli.tree import View, lines
 from curvlens.results import Estimate, Portion, Profile, Row
@@ -273,7 +273,9 @@ def test_files_and_the_way_back(script: Path, tmp_path: Path, profile: Profile) 
     damaged.write_text(text.replace('"samples": ', '"samples": "many", "old": ', 1))
     with pytest.raises(cl.CurvlensError, match="samples is 'many', expected int"):
         cl.load(damaged)
-    assert page.read_text(encoding="utf-8") == cl.figures.icicle(again)
+    seal, _, chart = page.read_text(encoding="utf-8").partition("\n")
+    assert seal.startswith("<!-- written by curvlens sha256 ")
+    assert chart == cl.figures.icicle(again)
     assert f"written: {out}.json" in result.output
 
 
@@ -316,12 +318,12 @@ def test_gaps(script: Path, tmp_path: Path) -> None:
         (("{script}:make", "--spectral", "h.0.atn"), 1, "Did you mean 'h.0.attn'"),
         (("{script}:make", "--sort", "top", "--no-top"), 1, "--no-top leaves out"),
         (("{script}:make", "--out", "{folder}/other"), 1, "not written over"),
-        (("{script}:make", "--html", "{folder}/other.json"), 1, "no chart of curvlens"),
+        (("{script}:make", "--html", "{folder}/other.json"), 1, "was not written by curvlens"),
         (("{script}:make", "--html", "{folder}"), 1, "is a folder"),
         (("{script}:make", "--html", "{folder}/no/p.html"), 1, "/no'. Make it first."),
         (("{script}:make", "--out", "{folder}/no/p"), 1, "/no'. Make it first."),
         (("{script}:make", "--csv", "{script}/p.csv"), 1, "there is no folder"),
-        (("{script}:make", "--csv", "{folder}/other.json"), 1, "no table of curvlens"),
+        (("{script}:make", "--csv", "{folder}/other.json"), 1, "was not written by curvlens"),
         (("{script}:make", "--out", "{folder}/closed/p"), 1, "cannot be written: Permission denied"),
         (("{script}:make", "--html", "{folder}/closed/p.html"), 1, "cannot be written: Permission denied"),
         (("{script}:make", "--text", "x"), 1, "--text is for Hugging Face models"),

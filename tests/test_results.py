@@ -153,10 +153,10 @@ def test_damage_is_noticed(results: dict[str, Any], tmp_path: Path) -> None:
 def test_nothing_half_written(results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = results["estimate"].save(tmp_path / "result").read_text()
 
-    def full(self: Path, content: bytes) -> int:
+    def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(cl.CurvlensError, match="No space left"):
         results["exact"].save(tmp_path / "result")
     assert (tmp_path / "result.json").read_text() == old

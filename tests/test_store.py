@@ -104,7 +104,7 @@ def test_only_figures_that_changed_are_drawn_again(tmp_path: Path, monkeypatch: 
 
     def followed(chart: Chart) -> dict[str, bytes]:
         drawn.append(chart.name)
-        return {f"{chart.name}.svg": f"<svg>curvlens {chart.title}</svg>".encode(), f"{chart.name}.png": b"curvlens"}
+        return {f"{chart.name}.svg": f"<svg>{chart.title}</svg>".encode(), f"{chart.name}.png": bytes(40)}
 
     monkeypatch.setattr("curvlens.cli.pages.draw", followed)
     arguments = ["reproduce", "fig8", "table1", "--quick", "--seeds", "2", "--results", str(tmp_path), "--jobs", "1"]
@@ -120,12 +120,17 @@ def test_only_figures_that_changed_are_drawn_again(tmp_path: Path, monkeypatch: 
     files = {file.name: file.read_bytes() for file in figures.iterdir()}
     page = (figures.parent / "index.html").read_bytes()
     assert again() == []
-    (figures / "fig8.png").write_bytes(b"curvlens, changed")
-    assert again() == ["fig8"]
     (figures / "table1.svg").unlink()
     assert again() == ["table1"]
-    (figures / "drawn.json").write_text('{"written by": "curvlens"')
+    (figures / "drawn.json").unlink()
     assert again() == everything
+    (figures / "fig8.png").write_bytes(files["fig8.png"] + b"a remark")
+    told = CliRunner().invoke(app, arguments)
+    assert told.exit_code == 1
+    assert "was changed since curvlens wrote it" in " ".join(told.output.split())
+    assert (figures / "fig8.png").read_bytes().endswith(b"a remark")
+    (figures / "fig8.png").unlink()
+    assert again() == ["fig8"]
     assert {file.name: file.read_bytes() for file in figures.iterdir()} == files
     assert (figures.parent / "index.html").read_bytes() == page
     monkeypatch.setattr("curvlens.figures.drawing.version", lambda name: "another")

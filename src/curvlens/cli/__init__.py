@@ -1,6 +1,8 @@
 """The command line: it parses, calls and prints."""
 
+import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,16 +34,33 @@ app = typer.Typer(help="The exact curvature instrument for Transformers.", no_ar
 
 
 def _told(action: Callable[[], None]) -> None:
-    """Run a command; what the user has to mend is a line, not a traceback."""
+    """Run a command; what the user has to mend is a line, not a traceback. ``sys.path`` is then as it was."""
+    path = sys.path[:]
     try:
         action()
     except CurvlensError as error:
         err.print(str(error), style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None
+    except SystemExit as error:  # of a model's forward pass: nothing was computed, whatever code it gave
+        said = f"The code that was given ended the program: sys.exit({error.code!r}). Nothing was computed."
+        err.print(said, style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None
+    finally:
+        sys.path[:] = path
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"curvlens {version('curvlens')}")
+        raise typer.Exit
 
 
 @app.callback()
-def main() -> None:
+def main(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """The exact curvature instrument for Transformers."""
 
 

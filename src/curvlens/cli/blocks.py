@@ -6,10 +6,11 @@ import warnings
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from curvlens.blocks import Block, Blocks, By, map_blocks
 from curvlens.cli.models import skeleton
-from curvlens.errors import CurvlensWarning
+from curvlens.errors import CurvlensWarning, printable
 
 
 def show_blocks(target: str, by: By) -> None:
@@ -19,7 +20,7 @@ def show_blocks(target: str, by: By) -> None:
         blocks = map_blocks(skeleton(target)).by(by)
     console = Console()
     console.print(table(blocks))
-    console.print(_summary(blocks), highlight=False)
+    console.print(printable(_summary(blocks)), highlight=False, markup=False)
 
 
 def table(blocks: Blocks) -> Table:
@@ -30,14 +31,13 @@ def table(blocks: Blocks) -> Table:
     result.add_column("heads", justify="right")
     result.add_column("is", overflow="fold")
     for block in blocks.values():
-        result.add_row(
-            " = ".join((block.name, *block.aliases)), f"{block.size:,}", str(block.n_heads or ""), _parts(block)
-        )
+        name = printable(" = ".join((block.name, *block.aliases)))
+        result.add_row(Text(name), f"{block.size:,}", str(block.n_heads or ""), Text(_parts(block)))
     return result
 
 
 def _parts(block: Block, most: int = 4) -> str:
-    keys = [part.key for part in block.parts]
+    keys = [printable(part.key) for part in block.parts]
     return "\n".join(keys[:most]) + (f"\nand {len(keys) - most} more" if len(keys) > most else "")
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
+from curvlens import files
 from curvlens.errors import CurvlensError
 from curvlens.experiments import Effort, Store
 from curvlens.experiments.page import Shown, html, markdown
@@ -16,12 +17,13 @@ from curvlens.experiments.records import Record, table
 from curvlens.experiments.reference import compared
 from curvlens.figures.drawing import draw, fingerprint
 
-MARK = b"curvlens"
-"""Near the beginning of every file of ours."""
 TABLE = "table.jsonl"
 DRAWN = "drawn.json"
 """From what the figures beside it were drawn, and what they were then."""
 PAGES = ("index.html", "verdicts.md", "summary.json")
+LARGEST = 256 << 20
+"""Bytes of a figure or of the list of them."""
+FIX = "Move it away, or give another folder with --results."
 
 
 class Pages:
@@ -40,7 +42,7 @@ class Pages:
         if not os.access(nearest, os.W_OK):
             raise CurvlensError(f"{str(nearest)!r} cannot be written to. Copy it, or give another folder by --results.")
         for file in (self._store.folder / TABLE, self._figures / DRAWN, *(self._folder / name for name in PAGES)):
-            _require_ours(file)
+            files.require_ours(file, FIX)
 
     def write(self, shown: Sequence[Shown], records: Mapping[str, Record]) -> list[Path]:
         """Write all of them; which those are that a reader opens."""
@@ -52,7 +54,7 @@ class Pages:
             self._folder / "verdicts.md": markdown(shown, self._effort),
             self._folder / "index.html": html(shown, self._effort, pictures),
         }
-        return [_replace(file, text.encode()) for file, text in pages.items()]
+        return [_write(file, text.encode()) for file, text in pages.items()]
 
     def _draw(self, shown: Sequence[Shown]) -> Iterator[tuple[str, str]]:
         """Draw all charts that changed since they were drawn last; every name, and its picture as SVG."""
@@ -60,32 +62,32 @@ class Pages:
         before = _listed(listed)
         now: dict[str, list[str]] = {}
         for chart in (chart for each in shown for chart in each.report.charts):
-            files = [self._figures / f"{chart.name}.{kind}" for kind in ("svg", "png")]
+            drawn = [self._figures / f"{chart.name}.{kind}" for kind in ("svg", "png")]
             made = fingerprint(chart)
-            if before.get(chart.name) != [made, *map(_digest, files)]:
+            if before.get(chart.name) != [made, *map(_digest, drawn)]:
                 for name, content in draw(chart).items():
-                    _replace(self._figures / name, content)
-            now[chart.name] = [made, *map(_digest, files)]
-            yield chart.name, files[0].read_text(encoding="utf-8")
-        _replace(listed, json.dumps({"written by": "curvlens reproduce", "drawn": now}, indent=1).encode())
+                    _write(self._figures / name, content)
+            now[chart.name] = [made, *map(_digest, drawn)]
+            yield chart.name, files.read(drawn[0], LARGEST).decode()
+        _write(listed, json.dumps({"drawn": now}, indent=1).encode())
 
 
 def _digest(file: Path) -> str:
-    return sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return sha256(files.read(file, LARGEST)).hexdigest() if file.is_file() else ""
 
 
 def _listed(file: Path) -> dict[str, list[str]]:
     """What is known of the figures that are there; nothing, if that cannot be read."""
     try:
-        found: dict[str, list[str]] = json.loads(file.read_text(encoding="utf-8"))["drawn"]
-    except (OSError, ValueError, LookupError, TypeError):
+        found: dict[str, list[str]] = files.parse(files.read(file, LARGEST))["drawn"]
+    except (OSError, ValueError, LookupError, TypeError, CurvlensError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _summary(shown: Sequence[Shown], effort: Effort) -> dict[str, object]:
     """All that the pages say, as numbers and texts."""
-    return {"written by": "curvlens reproduce", "settings": effort.name} | {
+    return {"settings": effort.name} | {
         each.experiment.name: {
             "title": each.experiment.title,
             "source": each.experiment.source,
@@ -104,35 +106,13 @@ def _summary(shown: Sequence[Shown], effort: Effort) -> dict[str, object]:
     }
 
 
-def _require_ours(file: Path) -> None:
-    try:
-        with file.open("rb") as opened:
-            ours = MARK in opened.read(4096)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise CurvlensError(f"{str(file)!r} cannot be written over: {error.strerror}. Move it away.") from error
-    if not ours:
-        raise CurvlensError(
-            f"{str(file)!r} was not written by curvlens, so it is not written over. Move it away, or give another "
-            "folder with --results."
-        )
-
-
-def _replace(file: Path, content: bytes) -> Path:
+def _write(file: Path, content: bytes) -> Path:
     """Write a file as a whole, or leave the old one."""
-    _require_ours(file)
-    new = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            new.write_bytes(content)
-            new.replace(file)
-        finally:
-            new.unlink(missing_ok=True)
+        return files.write_ours(file, content, FIX)
     except OSError as error:
         raise CurvlensError(
             f"{str(file)!r} cannot be written: {error.strerror}. What is measured is kept: `curvlens reproduce "
             "verdicts` writes the pages anew."
         ) from error
-    return file

@@ -19,16 +19,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from curvlens import files as disk
 from curvlens.cli.targets import posed
 from curvlens.cli.tree import Lines, View, fitting, lines, width
 from curvlens.errors import CurvlensError, CurvlensWarning, printable
-from curvlens.figures import MARK, icicle
+from curvlens.figures import icicle
 from curvlens.problem import Problem
 from curvlens.profiling import profile
 from curvlens.results import DIGITS, Profile, claim
 
-HEAD = "path,kind,own_trace,"
-"""How a table of ours begins."""
+FIX = "Move it away, or choose another name."
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Files:
         """What cannot be written is told before anything long is computed."""
         if self.out is not None:
             _require_room(claim(self.out))
-        for option, file, ours in (("--html", self.html, MARK), ("--csv", self.csv, HEAD)):
+        for option, file in (("--html", self.html), ("--csv", self.csv)):
             if file is not None:
-                _claim(option, file, ours)
+                _claim(option, file)
                 _require_room(file)
         named = [("--out", None if self.out is None else claim(self.out)), ("--html", self.html), ("--csv", self.csv)]
         seen: dict[Path, str] = {}
@@ -74,9 +74,9 @@ class Files:
             yield found.save(self.out)
         if self.html is not None:
             # Where there are gaps all shares are unknown, as the norm of H is.
-            yield _write(self.html, icicle(found, "trace" if math.isnan(found.mismatch) else "share"))
+            yield _write(self.html, icicle(found, "trace" if math.isnan(found.mismatch) else "share"), ".html")
         if self.csv is not None:
-            yield _write(self.csv, _commas(found.table()))
+            yield _write(self.csv, _commas(found.table()), ".csv")
 
 
 def show_profile(request: Request, view: View, files: Files) -> None:
@@ -95,7 +95,7 @@ def show_profile(request: Request, view: View, files: Files) -> None:
             err.print(Text(f"warning: {printable(warning)}", style="yellow"), soft_wrap=True)
     _show(found, view, console)
     for file in files.write(found):
-        console.print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"written: {printable(str(file))}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _computed(problem: Problem, request: Request) -> Profile:
@@ -198,33 +198,25 @@ def _require_room(file: Path) -> None:
         raise CurvlensError(f"{str(file)!r} cannot be written: {error.strerror}.") from error
 
 
-def _claim(option: str, file: Path, mark: str) -> None:
-    """A file that is written over has to be one of ours: it has a mark near its beginning."""
+def _claim(option: str, file: Path) -> None:
+    """A file that is written over has to be one of ours."""
     if file.is_dir() or str(file) in ("", "."):
         raise CurvlensError(f"{option} {str(file)!r} is a folder, expected a file such as profile.{option[2:]}.")
-    if not os.path.lexists(file):
-        return
-    try:
-        ours = mark in file.read_text(encoding="utf-8", errors="replace")[:2000]
-    except OSError as error:
-        raise CurvlensError(f"{str(file)!r} could not be read: {error.strerror}.") from error
-    if not ours:
-        what = "chart" if option == "--html" else "table"
-        raise CurvlensError(f"{str(file)!r} is no {what} of curvlens, so it is not written over. Choose another name.")
+    disk.require_ours(file, FIX, kind=f".{option[2:]}")
 
 
-def _write(file: Path, text: str) -> Path:
+def _write(file: Path, text: str, kind: str) -> Path:
     try:
-        file.write_text(text, encoding="utf-8")
+        # half a surrogate, which a name may have, is no UTF-8
+        return disk.write_ours(file, text.encode(errors="backslashreplace"), FIX, kind=kind)
     except OSError as error:
         raise CurvlensError(f"{str(file)!r} could not be written: {error.strerror}.") from error
-    return file
 
 
 def _commas(records: list[dict[str, Any]]) -> str:
-    """Records of the same fields as CSV; what is not known is empty."""
+    """Records of the same fields as CSV; what is not known is empty, and so is a last column, for the seal."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, [*records[0], ""], lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from curvlens.cli.pages import Pages
-from curvlens.errors import CurvlensError, nearest
+from curvlens.errors import CurvlensError, nearest, printable
 from curvlens.experiments import EXPERIMENTS, Effort, Experiment, Report, Store, measured, missing, named, run
 from curvlens.experiments.claims import CLAIMS
 from curvlens.experiments.page import Shown, with_error
@@ -79,8 +79,10 @@ def _show(chosen: Sequence[Experiment], wanted: Wanted, store: Store, pages: Pag
     _tell([each for each in shown if each.experiment in chosen], console)
     *others, page = written
     for file in others:
-        console.print(f"written: {file}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"\nOpen {page} for all verdicts and figures.", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"written: {printable(str(file))}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"\nOpen {printable(str(page))} for all verdicts and figures.", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def _nothing(wanted: Wanted) -> str:
@@ -184,10 +186,10 @@ def _tell(shown: Sequence[Shown], console: Console) -> None:
             console.print(f"  [bold]{finding.verdict}[/bold]{escape(regime)}: {statements[finding.claim]}", **plain)
             console.print(f"    {finding.measured}", markup=False, style="dim", **plain)
         for note in each.report.notes:
-            console.print(f"  {note}", style="yellow", highlight=False, soft_wrap=True)
+            console.print(f"  {note}", style="yellow", markup=False, **plain)
 
 
 def _set_aside(store: Store, console: Console) -> None:
     """Move files away that cannot be read."""
     for file in store.set_aside(dict.fromkeys(each.stored_as for each in EXPERIMENTS)):
-        console.print(f"moved away: {file}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"moved away: {printable(str(file))}", highlight=False, markup=False, soft_wrap=True)

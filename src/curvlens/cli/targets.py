@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from curvlens.cli.models import from_code, is_code, with_weights
+from curvlens import files
+from curvlens.cli.code import from_code, is_code
+from curvlens.cli.models import with_weights
 from curvlens.errors import CurvlensError, a_kind
 from curvlens.losses import CausalLM
 from curvlens.problem import Problem
@@ -18,6 +20,8 @@ Posed = Problem | tuple[nn.Module, Any, Any]
 
 TOKENS, SEQUENCES = 64, 4
 """How long sequences of a text are, and how many, if nothing is said."""
+LARGEST = 256 << 20
+"""Bytes of a text."""
 
 
 def posed(target: str, text: Path | None, *, tokens: int | None, sequences: int | None, double: bool = False) -> Posed:
@@ -49,7 +53,12 @@ def _checked(made: Any, target: str) -> Posed:
 
 def _batch(tokenizer: Any, text: Path, tokens: int, sequences: int) -> Any:
     """The beginning of a text, cut into sequences of one length."""
-    ids = tokenizer(text.read_text(encoding="utf-8"), return_tensors="pt")["input_ids"][0]
+    try:
+        words = files.read(text, LARGEST).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise CurvlensError(f"{str(text)!r} cannot be read: {why}.") from error
+    ids = tokenizer(words, return_tensors="pt")["input_ids"][0]
     rows = min(sequences, len(ids) // tokens)
     if not rows:
         raise CurvlensError(

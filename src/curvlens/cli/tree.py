@@ -62,7 +62,7 @@ def lines(profile: Profile, view: View) -> Lines:
     def visit(row: Row, lead: str, last: bool, level: int) -> None:
         portion = row.own if view.own else row.total
         guide, name = lead + ("└─ " if last else "├─ "), printable(row.name) if row.path else "functional"
-        found.shown.append(Line(guide, name, row.kind, portion, row.path))
+        found.shown.append(Line(guide, name, printable(row.kind), portion, row.path))
         rows = [r for r in below[row.path] if view.everything or not r.total.is_zero]
         found.zero += sum(_count(r, below) for r in below[row.path]) - sum(_count(r, below) for r in rows)
         if view.depth is not None and level >= view.depth:

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from curvlens.errors import printable_lines
+
 Severity = Literal["error", "warning", "note"]
 
 RANK: dict[str, int] = {"error": 0, "warning": 1, "note": 2}
@@ -31,6 +33,10 @@ class Finding:
     """How large it is, where that is cheap to measure; `effect` says what it is the size of."""
     unit: str = ""
     """What the number counts, where more of it is better: "digits left". Otherwise 0 is no damage."""
+
+    def __post_init__(self) -> None:
+        for name in ("what", "effect", "fix"):  # names of the user's, or of torch's messages, are in them
+            object.__setattr__(self, name, printable_lines(getattr(self, name)))
 
     @property
     def measured(self) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from curvlens import files
+
 FORMAT = 1
 DIGITS = 10
 """Significant digits that are kept of a number."""
@@ -85,20 +87,23 @@ def rounded(value: Any) -> Any:
 def parsed(line: bytes) -> Record:
     """The point of a line; a ValueError says what is wrong with it."""
     try:
-        content = json.loads(line)
+        content = files.parse(line)
         content.setdefault("seconds", 0.0)  # a table has none
         record = Record(*(content[name] for name in ("experiment", "revision", "config", "result", "seconds")))
         if not isinstance(record.config, dict) or not isinstance(record.result, dict):
             raise ValueError("its configuration or result is no mapping")
-        stored = (content["key"], content["check"])
+        if type(record.experiment) is not str or type(record.revision) is not int:
+            raise ValueError("its experiment is no text, or its revision no whole number")
+        if type(record.seconds) not in (int, float):
+            raise ValueError("its seconds are no number")
+        if content["key"] != record.key:
+            raise ValueError("its key does not belong to its configuration")
+        if content["check"] != _check(record.key, record.result):
+            raise ValueError("its numbers were changed")
     except KeyError as error:
         raise ValueError(f"it has no {error}") from error
     except (TypeError, AttributeError, RecursionError) as error:
         raise ValueError("it is no point of an experiment") from error
-    if stored[0] != record.key:
-        raise ValueError("its key does not belong to its configuration")
-    if stored[1] != _check(record.key, record.result):
-        raise ValueError("its numbers were changed")
     return record
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 import warnings
@@ -14,6 +15,7 @@ import torch
 
 from curvlens.errors import CurvlensError, listing
 from curvlens.experiments.experiment import Effort, Experiment
+from curvlens.experiments.lifeline import end_with
 from curvlens.experiments.records import Config, Record, rounded
 from curvlens.experiments.store import Store
 
@@ -66,7 +68,8 @@ def run(
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given")
         with parallel_config(backend="loky", inner_max_num_threads=1):
             work = Parallel(n_jobs=min(jobs, max(1, len(todo))), return_as="generator_unordered")
-            outcomes = work(delayed(_point)(e.measure, e.stored_as, e.revision, dict(c)) for e, c in todo)
+            me = os.getpid()
+            outcomes = work(delayed(_point)(me, e.measure, e.stored_as, e.revision, dict(c)) for e, c in todo)
             try:
                 for done, outcome in enumerate(outcomes, start=1):
                     if outcome.record is None:
@@ -87,8 +90,11 @@ def run(
     return len(todo)
 
 
-def _point(measure: Callable[[Config], Mapping[str, Any]], name: str, revision: int, config: dict[str, Any]) -> Outcome:
+def _point(
+    parent: int, measure: Callable[[Config], Mapping[str, Any]], name: str, revision: int, config: dict[str, Any]
+) -> Outcome:
     """Measure one point, with one thread: more would add up in another order."""
+    end_with(parent)
     torch.set_num_threads(1)
     start = time.perf_counter()
     try:

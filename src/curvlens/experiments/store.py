@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gzip
-import json
+import io
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,10 +20,16 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 
+from curvlens import files
 from curvlens.errors import CurvlensError
 from curvlens.experiments.records import FORMAT, HEAD, Record, parsed
+from curvlens.memory import readable
 
 PACKED = "table.jsonl.gz"
+LARGEST = 256 << 20
+"""Bytes of a file, also when unpacked: all points of the papers have 5 MB."""
+BOM = b"\xef\xbb\xbf"
+"""What some editors put before a text. Line ends may be theirs, too: what is in a line is checked, not its end."""
 FIX = "Nothing was written. Repair the file, or move it away with --set-aside and compute again what is lost."
 
 
@@ -59,9 +65,11 @@ class Store:
         """The points of the compressed table, by experiment and key."""
         file = self.folder / PACKED
         try:
-            content = gzip.decompress(_read(file))
+            content = gzip.GzipFile(fileobj=io.BytesIO(_read(file))).read(LARGEST + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise CurvlensError(f"{str(file)!r} cannot be read: {error}. {FIX}") from error
+        if len(content) > LARGEST:
+            raise CurvlensError(f"{str(file)!r} unpacks to more than {readable(LARGEST)}. {FIX}")
         found: dict[str, dict[str, Record]] = {}
         for _, record in _points(file, content):
             found.setdefault(record.experiment, {})[record.key] = record
@@ -98,7 +106,7 @@ class Store:
             head, *lines = _read(damaged).split(b"\n")
         except CurvlensError:  # a folder, or a file that may not be read
             return
-        if head != HEAD.strip().encode():
+        if not _is_head(head):
             return
         writer = Writer(self)
         for line in lines:
@@ -150,7 +158,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _read(file: Path) -> bytes:
     """What is in a file; an empty table if there is none."""
     try:
-        return file.read_bytes()
+        return files.read(file, LARGEST)
     except FileNotFoundError:
         return gzip.compress(b"") if file.name == PACKED else b""
     except OSError as error:
@@ -171,12 +179,12 @@ def _points(file: Path, content: bytes) -> Iterator[tuple[int, Record]]:
 
 def _lines(file: Path, content: bytes) -> tuple[Sequence[bytes], bytes]:
     """Whole lines, and what a process that was killed left of the line that it was writing."""
-    *whole, rest = content.split(b"\n")
+    *whole, rest = content.removeprefix(BOM).split(b"\n")
     if not whole:
-        if not HEAD.encode().startswith(rest):
+        if not HEAD.encode().startswith(rest.rstrip(b"\r")):
             raise _foreign(file, rest)
         return whole, rest
-    if whole[0] != HEAD.strip().encode():
+    if not _is_head(whole[0]):
         raise _foreign(file, whole[0])
     try:
         parsed(rest)
@@ -185,6 +193,17 @@ def _lines(file: Path, content: bytes) -> tuple[Sequence[bytes], bytes]:
             raise _damaged(file, len(whole) + 1, str(error)) from error
         return whole, rest
     return [*whole, rest], b""  # all of it is there but the line break
+
+
+def _is_head(line: bytes) -> bool:
+    """Whether a line is the first one of a file of ours; a table has its seal there, too."""
+    try:
+        head = files.parse(line)
+    except ValueError:
+        return False
+    if not isinstance(head, dict) or not head.keys() <= {"curvlens results", "written by"}:
+        return False
+    return type(head.get("curvlens results")) is int and head["curvlens results"] == FORMAT
 
 
 def _mend_end(file: Path) -> None:
@@ -227,9 +246,11 @@ def _aside(file: Path) -> Path:
 def _foreign(file: Path, line: bytes) -> CurvlensError:
     """An error for a file whose first line is not ours."""
     try:
-        written = json.loads(line)["curvlens results"]
-        what = f"results in format {written!r}, this version reads {FORMAT}"
-    except (ValueError, KeyError, TypeError, RecursionError):
+        written = files.parse(line)["curvlens results"]
+        what = f"results in format {written!r:.20}, this version reads {FORMAT}"
+        if type(written) is int and written == FORMAT:
+            what = f"a first line that curvlens did not write, {line.decode(errors='replace')!r:.60}"
+    except (ValueError, KeyError, TypeError):
         what = "no results of curvlens"
     return CurvlensError(
         f"{str(file)!r} holds {what}. Give another folder, or move the file away with --set-aside; it stays as it is."

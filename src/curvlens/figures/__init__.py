@@ -1,5 +1,5 @@
 """Pictures of results: a result in, one page that needs nothing else out."""
 
-from curvlens.figures.icicle import MARK, icicle
+from curvlens.figures.icicle import icicle
 
-__all__ = ["MARK", "icicle"]
+__all__ = ["icicle"]

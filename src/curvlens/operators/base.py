@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from curvlens.blocks import By, Layout
-from curvlens.errors import CurvlensError, a_kind
+from curvlens.errors import CurvlensError, a_kind, printable
 from curvlens.memory import available_bytes, readable
 from curvlens.results import Solution
 from curvlens.surroundings import as_found
@@ -55,7 +55,7 @@ class Operator:
     def __repr__(self) -> str:
         tags = [tag for tag in ("symmetric", "psd") if getattr(self, tag)]
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.name}({self.shape[0]} × {self.shape[1]}, {', '.join([dtype, *tags])})"
+        return printable(f"{self.name}({self.shape[0]} × {self.shape[1]}, {', '.join([dtype, *tags])})")
 
     def provenance(self) -> dict[str, Any]:
         """What it is, for the record of a result."""

@@ -22,9 +22,15 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from curvlens import files
 from curvlens.errors import CurvlensError
+from curvlens.memory import available_bytes
 
 FORMAT = 1
+LARGEST = 64 << 20
+"""Bytes of a JSON file: a result of 10,000 modules has 20 MiB, and Python needs up to 25 times as much to read it."""
+DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool}
+"""Of the tensors of results. Of complex and unsigned ones torch has no largest."""
 Provenance = dict[str, Any]
 """Which operator, seed, dtype and versions a result comes from."""
 
@@ -53,13 +59,13 @@ class Result:
         document["fields"] = {name: _split(value, tensors) for name, value in self._fields().items()}
         with _explained(text):
             text.parent.mkdir(parents=True, exist_ok=True)
-            old = _tensor_file(text, missing_ok=True)
+            old = _old_tensors(text)
             if tensors:
                 content = save_tensors(tensors)
                 digest = hashlib.sha256(content).hexdigest()
                 document["tensors"] = {"file": f"{text.stem}.{digest[:16]}.safetensors", "sha256": digest}
-                _write(text.with_name(document["tensors"]["file"]), content)
-            _write(text, (json.dumps(document, indent=1) + "\n").encode())
+                files.replace(text.with_name(document["tensors"]["file"]), content)
+            files.replace(text, files.sealed(".json", (json.dumps(document, indent=1) + "\n").encode()))
             if old is not None and old.name != document.get("tensors", {}).get("file"):
                 old.unlink(missing_ok=True)
         return text
@@ -97,11 +103,12 @@ def load(path: str | os.PathLike[str]) -> Any:
     if not isinstance(fields, dict):
         raise CurvlensError(f"{str(text)!r} is no complete {kind}: it has no fields.")
     tensors: dict[str, Tensor] = {}
-    file = _tensor_file(text)
+    file = _tensor_file(text, document)
     if file is not None:
         with _explained(file):
             try:
-                content = file.read_bytes()
+                # the bytes, and the tensors that are made of them
+                content = files.read(file, available_bytes(torch.device("cpu")) // 2, "half of the free memory")
             except FileNotFoundError:
                 raise CurvlensError(f"{text.name!r} needs {str(file)!r}, which is missing.") from None
         if hashlib.sha256(content).hexdigest() != document["tensors"].get("sha256"):
@@ -110,25 +117,21 @@ def load(path: str | os.PathLike[str]) -> Any:
             )
         try:
             tensors = load_tensors(content)
-        except SafetensorError as error:
+            strange = {x.dtype for x in tensors.values()} - DTYPES
+            if strange:
+                raise TypeError(f"it has tensors in {strange.pop()}")
+        except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:  # a KeyError: of its dtypes
             raise CurvlensError(f"{str(file)!r} is damaged: {error}.") from error
     try:
         return Result.kinds[kind]._from_fields({name: _join(value, tensors) for name, value in fields.items()})
-    except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+    except (TypeError, LookupError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
         raise CurvlensError(f"{str(text)!r} is no complete {kind}: {error}.") from error
 
 
 def claim(path: str | os.PathLike[str]) -> Path:
     """The file that ``save(path)`` writes; an error if something is there that ``save`` did not write."""
     text = _json_file(path)
-    if not os.path.lexists(text):
-        return text
-    try:
-        ours = {"format", "kind", "fields"} <= _read(text).keys()
-    except CurvlensError:
-        ours = False
-    if not ours:
-        raise CurvlensError(f"{str(text)!r} is no saved result, so it is not written over. Choose another name.")
+    files.require_ours(text, "Move it away, or choose another name.")
     return text
 
 
@@ -167,30 +170,31 @@ def _json_file(path: str | os.PathLike[str]) -> Path:
 def _read(text: Path) -> dict[str, Any]:
     with _explained(text):
         try:
-            document = json.loads(text.read_text(encoding="utf-8"))
+            document = files.parse(files.read(text, LARGEST).decode("utf-8"))
         except FileNotFoundError:
             raise CurvlensError(f"There is no result at {str(text)!r}. Give the path that save() returned.") from None
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except ValueError as error:
             raise CurvlensError(f"{str(text)!r} is no saved result: {error}.") from error
     if not isinstance(document, dict):
         raise CurvlensError(f"{str(text)!r} is no saved result: it holds a {type(document).__name__}.")
     return document
 
 
-def _tensor_file(text: Path, *, missing_ok: bool = False) -> Path | None:
-    """The file with the tensors of a saved result, which is one of ours and lies beside it."""
+def _old_tensors(text: Path) -> Path | None:
+    """The file with the tensors of the result that is to be replaced, if there is one."""
     try:
-        named = _read(text).get("tensors")
+        return _tensor_file(text, _read(text))
     except CurvlensError:
-        if missing_ok:
-            return None
-        raise
+        return None
+
+
+def _tensor_file(text: Path, document: dict[str, Any]) -> Path | None:
+    """The file with the tensors of a saved result, which is one of ours and lies beside it."""
+    named = document.get("tensors")
     if named is None:
         return None
     name = named.get("file") if isinstance(named, dict) else None
     if not isinstance(name, str) or not re.fullmatch(rf"{re.escape(text.stem)}\.[0-9a-f]{{16}}\.safetensors", name):
-        if missing_ok:
-            return None
         raise CurvlensError(
             f"{str(text)!r} names {name!r} as the file of its tensors, which is not how they are called."
         )
@@ -205,16 +209,6 @@ def _explained(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or error
         raise CurvlensError(f"{str(path)!r} could not be read or written: {said}.") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    """All or nothing: a name that exists holds the whole content."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:

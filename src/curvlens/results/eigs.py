@@ -9,7 +9,7 @@ from torch import Tensor
 
 from curvlens.blocks import Block, Blocks, By
 from curvlens.blocks.parts import parse
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, printable
 from curvlens.results.base import Provenance, Result, require_tensors
 
 
@@ -87,7 +87,7 @@ class Eigs(Result):
         rows = [f"  {value: .9g} ± {residual:.0e}{'' if ok else '  not converged'}" for value, residual, ok in triples]
         if len(rows) > 24:
             rows = [*rows[:10], f"  … {len(rows) - 20} more …", *rows[-10:]]
-        return "\n".join([head, *rows])
+        return "\n".join([printable(head), *rows])
 
     def __float__(self) -> float:
         if len(self) != 1:

@@ -11,7 +11,7 @@ import scipy.stats
 from torch import Tensor
 
 from curvlens.blocks import Block, By
-from curvlens.errors import CurvlensError, listing
+from curvlens.errors import CurvlensError, listing, printable
 from curvlens.results.base import Provenance, Result, require_tensors
 
 
@@ -106,7 +106,7 @@ class Estimate(Result):
 
     def __repr__(self) -> str:
         note = f", {self.note}" if self.note else ""
-        return f"Estimate({self}, {self.samples} products{note})"
+        return printable(f"Estimate({self}, {self.samples} products{note})")
 
     def _repr_html_(self) -> str:
         import html
@@ -194,9 +194,10 @@ class ByBlock(Result, Mapping[str, Estimate]):
         return len(self._blocks)
 
     def __repr__(self) -> str:
-        width = max((len(name) for name in self), default=0)
-        lines = [f"  {name:<{width}}  {estimate}" for name, estimate in self.items()]
-        return "\n".join([f"{self.what} by {self.by} ({len(self)})", *lines])
+        names = [printable(name) for name in self]
+        width = max(map(len, names), default=0)
+        lines = [f"  {name:<{width}}  {estimate}" for name, estimate in zip(names, self.values(), strict=True)]
+        return "\n".join([printable(f"{self.what} by {self.by} ({len(self)})"), *lines])
 
     def to_dict(self) -> dict[str, Any]:
         """By name, plain numbers."""

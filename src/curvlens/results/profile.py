@@ -75,7 +75,7 @@ class Row(Result):
         return self.path.rpartition(".")[2]
 
     def __repr__(self) -> str:
-        return f"Row({self.path!r}, {self.kind}, own trace {self.own.trace}, total trace {self.total.trace})"
+        return printable(f"Row({self.path!r}, {self.kind}, own trace {self.own.trace}, total trace {self.total.trace})")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from curvlens.errors import CurvlensError, nearest
+from curvlens.errors import CurvlensError, nearest, printable
 from curvlens.results.base import Provenance, Result
 from curvlens.results.estimate import Estimate
 
@@ -76,11 +76,12 @@ class Propagation(Result):
         return len(self.levels)
 
     def __repr__(self) -> str:
-        return f"Propagation({len(self)} by {self.by}: {', '.join(self.levels)}; {self.samples} samples each)"
+        names = ", ".join(self.levels)
+        return printable(f"Propagation({len(self)} by {self.by}: {names}; {self.samples} samples each)")
 
     def __str__(self) -> str:
         """Tables: both ends of the spectrum, norm and trace of every part, of parameters and of activations."""
-        width = max([2 + len(name) for name in self.levels] + [12])
+        width = max([2 + len(printable(name)) for name in self.levels] + [12])
         lines = []
         for what in ("parameters", "activations"):
             if not all(getattr(level, what) for level in self.levels.values()):
@@ -89,7 +90,7 @@ class Propagation(Result):
             for part in PARTS:
                 lines.append(f"{part:<{width}}" + "".join(f" {head:>{size}}" for head, size in COLUMNS.items()))
                 for name, level in self.levels.items():
-                    lines.append(f"  {name:<{width - 2}}" + _cells(getattr(level, what)[part]))
+                    lines.append(f"  {printable(name):<{width - 2}}" + _cells(getattr(level, what)[part]))
         return "\n".join(lines)
 
 

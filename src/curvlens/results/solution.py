@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from curvlens.errors import printable
 from curvlens.results.base import Provenance, Result
 
 
@@ -26,7 +27,7 @@ class Solution(Result):
     provenance: Provenance = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return (
+        return printable(
             f"Solution({self.method}, damping {self.damping:g}, residual {self.residual:.1e} after {self.products} "
             f"products: {self.why})"
         )

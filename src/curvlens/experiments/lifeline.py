@@ -1,0 +1,28 @@
+"""A process that measures ends with the one that started it, however that one ended."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from functools import cache
+
+LOOK = 0.5
+"""Seconds between two looks; a point takes from milliseconds to minutes, and no signal is sent for ``kill -9``."""
+
+
+def end_with(parent: int) -> None:
+    """End this process, if it is a child of ``parent``, as soon as that one is gone."""
+    if os.getpid() != parent:
+        _watch(parent)
+
+
+@cache  # one watcher a process
+def _watch(parent: int) -> None:
+    def look() -> None:
+        # an orphan is given another parent; the number of the old one may belong to anybody by then
+        while os.getppid() == parent:
+            time.sleep(LOOK)
+        os._exit(1)  # at once: nobody is there to be told, and results on disk are the parent's
+
+    threading.Thread(target=look, name="curvlens-lifeline", daemon=True).start()

@@ -1,0 +1,60 @@
+"""Read a file that anybody may have put there: a regular one, of bounded size and with bounded numbers, or an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any
+
+from curvlens.errors import CurvlensError
+from curvlens.memory import readable
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def read(path: str | os.PathLike[str], limit: int, why: str = "") -> bytes:
+    """The content of a regular file of ``limit`` bytes at most; what the system refuses is an OSError.
+
+    ``why`` is the reason of the limit, for the message.
+
+    Anything else could wait for ever or have no end: a pipe, a device, a link to one. `O_NONBLOCK` keeps the opening
+    of a pipe from waiting; the kind is asked of what was opened, so that it cannot be exchanged in between.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(about.st_mode), "something else")
+            raise CurvlensError(f"{os.fspath(path)!r} is {kind}, expected a regular file.")
+        size = about.st_size
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            content = file.read(limit + 1) if size <= limit else b""
+    finally:
+        os.close(handle)
+    size = max(size, len(content))  # a file may grow meanwhile, and those of the system say they have no bytes
+    if size > limit:
+        most = f"{readable(limit)} are read{why and ', '}{why}"
+        raise CurvlensError(f"{os.fspath(path)!r} has {readable(size)}, at most {most}. Is it the right file?")
+    return content
+
+
+def parse(content: bytes | str) -> Any:
+    """What a JSON text says; a ValueError if it is none, is nested too deeply, or has a number that is too long."""
+    try:
+        return json.loads(content, parse_int=_whole)
+    except RecursionError as error:
+        raise ValueError("lists or mappings are nested too deeply") from error
+
+
+def _whole(digits: str) -> int:
+    """A whole number of 64 bits, as seeds and counts are: of 309 digits none is a float, of 4301 none is read."""
+    if len(digits) > 20 or abs(int(digits)) >= 1 << 64:
+        raise ValueError(f"a whole number has {len(digits.lstrip('-'))} digits, more than 64 bits hold")
+    return int(digits)
