@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from curvlens import batches
 from curvlens.batches import Data
-from curvlens.blocks import Blocks, Family, Layout
+from curvlens.blocks import Blocks, Family, Heads, Layout, watch
 from curvlens.checks import (
     check_batch_norm,
     check_deterministic,
@@ -52,6 +52,8 @@ class Problem:
             fit are rebuilt for every product, in smaller pieces where needed. It changes time and nothing else.
         blocks: names of your own for groups of parameters, ``{"early": "h.[01].*"}`` (what is not named keeps its
             block), or a `Family` of rules for an architecture that is not known.
+        heads: how many heads the attention has, where the model does not tell it: 6, with grouped queries those of
+            queries and keys, (6, 2), or by attention {"h.0.attn": 6}. It overrides what the model tells.
 
     The problem follows the model: products after a training step are those at the new parameters.
 
@@ -72,6 +74,7 @@ class Problem:
         micro_batch: int | None = None,
         memory: int | float | str | None = None,
         blocks: Mapping[str, str | Iterable[str]] | Family | None = None,
+        heads: Heads | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise CurvlensError(f"The model is {a_kind(model)}, expected a torch.nn.Module.")
@@ -81,7 +84,8 @@ class Problem:
         self.loss_function = copy.copy(as_loss(loss)).for_model(model)
         self.micro_batch = micro_batch
         chosen = choose(model, params)
-        self.layout = Layout({name: tuple(p.shape) for name, p in chosen.items()}, named(model, chosen, blocks))
+        shapes = {name: tuple(p.shape) for name, p in chosen.items()}
+        self.layout = Layout(shapes, named(model, chosen, blocks, heads))
         self.device, self.dtype = device_and_dtype(model, chosen)
         self.memory = available_bytes(self.device) // 2 if memory is None else parse_bytes(memory)
         self._theta: Tensor | None = None
@@ -97,6 +101,11 @@ class Problem:
         with self.isolated():
             self.data = Data(data)
             self._check_setting()
+            if self.blocks.headless:  # a forward pass shows how many there are
+                unknown = [name for block in self.blocks.headless for name in self.blocks[block].parameters]
+                piece = next(self.pieces())
+                splits = watch(model, unknown, lambda: self._evaluate(piece))
+                self.layout = Layout(shapes, named(model, chosen, blocks, heads, splits))
 
     def __repr__(self) -> str:
         tokens = "" if self._count is None else f", {self._count:g} tokens"
