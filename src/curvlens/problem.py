@@ -34,7 +34,7 @@ from curvlens.memory import available_bytes, parse_bytes
 from curvlens.parameters import choose, device_and_dtype, named
 from curvlens.pieces import Piece
 from curvlens.point import Point
-from curvlens.precision import KeepFloat64, is_float64
+from curvlens.precision import HALF, HalfInside, KeepFloat64, is_float64
 from curvlens.sdpa import second_order
 
 
@@ -95,6 +95,7 @@ class Problem:
         self._lone_number = False
         self._replaced = False
         self._attention_checked = False
+        self._coarsest: torch.dtype | None = None
         self._engine: Any = None
         self._modes: tuple[bool, ...] = ()
         warn_low_precision(self.dtype)
@@ -290,7 +291,7 @@ class Problem:
         with torch.no_grad():
             own, count = self._evaluate(piece)
         # rounding of a sum of losses, each of size 1 or so
-        allowed = min(1e4 * torch.finfo(self.dtype).eps, 0.1) * (abs(own.item()) + count)
+        allowed = min(1e4 * torch.finfo(self._coarsest or self.dtype).eps, 0.1) * (abs(own.item()) + count)
         if not abs(own.item() - total) <= allowed:
             raise CurvlensError(
                 f"The summed loss of the first data is {own.item():.6g} with the model's own attention and {total:.6g} "
@@ -300,7 +301,18 @@ class Problem:
 
     def _evaluate(self, piece: Piece) -> tuple[Tensor, float]:
         """The summed loss of a piece and its count."""
-        return self.at(None, lambda: self.sum_and_count(self.loss_function.outputs(self.model, piece.batch), piece))
+
+        def action() -> tuple[Tensor, float]:
+            return self.sum_and_count(self.loss_function.outputs(self.model, piece.batch), piece)
+
+        if self._coarsest is not None:
+            return self.at(None, action)
+        with HalfInside() as seen:  # once: whether fewer digits go through the model than its parameters have
+            result = self.at(None, action)
+        self._coarsest = seen.dtype or self.dtype
+        if self.dtype not in HALF and not torch.is_autocast_enabled(self.device.type):
+            warn_low_precision(seen.dtype, inside=True)
+        return result
 
     def sum_and_count(self, outputs: Any, piece: Piece) -> tuple[Tensor, float]:
         """The summed loss (a float64 scalar) and the count of a piece, both checked."""
@@ -327,7 +339,9 @@ class Problem:
         if self._split_checked and piece.size is not None:
             return
         try:
-            check_split(self._evaluate, piece, self.dtype)
+            if self._coarsest is None:
+                self._evaluate(piece)
+            check_split(self._evaluate, piece, self._coarsest or self.dtype)
         except CurvlensError:
             self._check_weights(several=True)
             raise

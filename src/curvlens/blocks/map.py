@@ -24,7 +24,7 @@ By = Literal["block", "head", "layer", "role", "parameter"]
 NAMED: tuple[By, ...] = ("head", "layer", "role")
 """Granularities that need the names of a family."""
 
-ATTENTION = re.compile(r"(?:^|\.)(?:attn|cross)\.(?:q|k|v|o|qkv|kv)$|(?:^|[._])(?:attn|attention)\.\w+\.weight$")
+ATTENTION = re.compile(r"(?:^|\.)(?:attn|cross)\.(?:q|k|v|o|qkv|kv)$|(?i:attn|attention)\.\w+\.weight$")
 """Weights of attention: roles that were not divided by heads, and parameters without a name."""
 
 
