@@ -195,8 +195,8 @@ def warn_low_precision(dtype: torch.dtype | None, *, inside: bool = False) -> No
     if digits is not None and inside:
         warnings.warn(
             f"The forward pass rounds to {str(dtype).removeprefix('torch.')} (torch.autocast in it, or casts of its "
-            f"own): second derivatives carry about {digits} digits at best. Take that out, or use model.double(), which "
-            "autocast leaves alone.",
+            f"own): second derivatives carry about {digits} digits at best. Take that out, or use model.double(), "
+            "which autocast leaves alone.",
             CurvlensWarning,
             stacklevel=4,
         )

@@ -165,9 +165,7 @@ class CrossEntropy(Loss):
     def sqrt_curvature(self, outputs: Tensor, batch: Batch, z: Tensor) -> Tensor:
         """√s (diag √p − p √pᵀ) z, row by row."""
         z = z.movedim(self.class_dim, -1).reshape(-1, outputs.shape[self.class_dim])
-        return self._in_rows(
-            outputs, batch, lambda f, s: closed_form.cross_entropy_sqrt_curvature(f, _with_root(s), z)
-        )
+        return self._in_rows(outputs, batch, lambda f, s: closed_form.cross_entropy_sqrt_curvature(f, _with_root(s), z))
 
     def sample(self, outputs: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
         """√s (p − e_y) with y drawn from p."""

@@ -117,7 +117,7 @@ def decoder_inputs(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor |
         )
     for rule in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
         if hasattr(model, rule):
-            shifted = getattr(model, rule)(labels)
+            shifted = getattr(model, rule)(labels.clone())  # FSMT's rule writes into them
             assert isinstance(shifted, Tensor)
             return shifted
     return _shifted_as_its_module_does(model, labels)
@@ -130,7 +130,7 @@ def _shifted_as_its_module_does(model: nn.Module, labels: Tensor) -> Tensor:
         if shift is not None:
             config: Any = model.config
             wanted = [name for name in inspect.signature(shift).parameters if hasattr(config, name)]
-            shifted = shift(labels, **{name: getattr(config, name) for name in wanted})
+            shifted = shift(labels.clone(), **{name: getattr(config, name) for name in wanted})
             assert isinstance(shifted, Tensor)
             return shifted
     raise CurvlensError(
