@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import curvlens as cl
 import sick
-from cases import CASES, Case
+from cases import CASES, Case, hugging_face
 from curvlens.doctor import Finding, Report, doctor, examine
 from curvlens.doctor import kernels as kernels_module
 from curvlens.doctor.untouched import untouched
@@ -334,11 +334,9 @@ def test_half_precision_inside(way: str) -> None:
 def test_float32_that_does_not_reach_the_loss_is_no_island(kind: str) -> None:
     """LongT5 makes masks of −1e10 and numbers its blocks in float32: both are exact behind softmax and floor."""
     sizes = {"vocab_size": 20, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "local_radius": 2}
-    config = transformers.LongT5Config(
-        **sizes, decoder_start_token_id=0, encoder_attention_type=kind, global_block_size=3
-    )
+    options = {"decoder_start_token_id": 0, "encoder_attention_type": kind, "global_block_size": 3}
     torch.manual_seed(0)
-    model: Any = transformers.LongT5ForConditionalGeneration(config)
+    model: Any = hugging_face("LongT5ForConditionalGeneration", "LongT5Config", **sizes, **options)()
     ids = torch.randint(3, 20, (2, 6))
     report = doctor(model.double().eval(), {"input_ids": ids, "labels": ids}, cl.losses.CausalLM())
     assert "float32-island" not in {finding.name for finding in report}
@@ -530,14 +528,12 @@ def test_quantised_weights() -> None:
 def test_layers_that_could_quantise_and_do_not() -> None:
     """I-BERT's layers are called QuantLinear; with quant_mode=False they are linear layers."""
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 8, "max_position_embeddings": 16}
     ids = torch.randint(3, 20, (2, 6))
     found = {}
     for quantises in (False, True):
-        config = transformers.IBertConfig(
-            **sizes, intermediate_size=8, max_position_embeddings=16, quant_mode=quantises
-        )
         torch.manual_seed(0)
-        model: Any = transformers.IBertForMaskedLM(config)
+        model: Any = hugging_face("IBertForMaskedLM", "IBertConfig", **sizes, quant_mode=quantises)()
         report = doctor(model.double().eval(), {"input_ids": ids, "labels": ids}, cl.losses.MaskedLM())
         found[quantises] = {finding.name for finding in report.errors}
     assert found[False] == set()

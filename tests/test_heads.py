@@ -34,14 +34,15 @@ class Attention(nn.Module):
         def cut(x: Tensor, n: int) -> Tensor:
             if how == "view":
                 return x.view(*x.shape[:2], n, x.shape[2] // n).transpose(1, 2)
-            return torch.stack(x.split(x.shape[2] // n, 2), 1)
+            return torch.stack(torch.split(x, x.shape[2] // n, 2), 1)
 
         def mix(qkv: Tensor) -> Tensor:
-            q, k, v = qkv.split([WIDTH, own, own], 2)
+            q, k, v = torch.split(qkv, [WIDTH, own, own], 2)
             q, k, v = cut(q, heads), *(cut(x, keys).repeat_interleave(heads // keys, 1) for x in (k, v))
             future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
             scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(future, -torch.inf)
-            return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+            mixed: Tensor = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+            return mixed
 
         return mix
 

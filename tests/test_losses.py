@@ -258,7 +258,7 @@ SHIFTING: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 def test_decoder_inputs_are_made_as_the_model_makes_them(name: str) -> None:
     more, features = SHIFTING[name]
     sizes = {key: value for key, value in SIZES.items() if name != "FSMT" or key != "vocab_size"}
-    model = hugging_face(f"{name}ForConditionalGeneration", f"{name}Config", **{**sizes, **more})().double().eval()
+    model: Any = hugging_face(f"{name}ForConditionalGeneration", f"{name}Config", **{**sizes, **more})().double().eval()
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(3, 20, (3, 5), generator=generator)
     labels[0, 3:] = -100
@@ -328,8 +328,9 @@ def test_own_losses_are_given_what_the_model_returns(loss: Any) -> None:
         outputs = z[:15].view(5, 3), z[15:].view(5, 3)
         return (both if loss is both else second)(outputs, (x, y))[0] / count
 
-    J = torch.autograd.functional.jacobian(f, problem.theta)
-    truth = J.T @ torch.autograd.functional.hessian(at_outputs, f(problem.theta)) @ J
+    dense: Any = torch.autograd.functional
+    J = dense.jacobian(f, problem.theta)
+    truth = J.T @ dense.hessian(at_outputs, f(problem.theta)) @ J
     G = cl.ggn(problem).dense()
     torch.testing.assert_close(G, truth, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(cl.hessian(problem).dense(), G + cl.functional(problem).dense(), rtol=1e-10, atol=1e-13)

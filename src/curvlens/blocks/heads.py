@@ -68,7 +68,7 @@ class Said:
             )
 
 
-def _count(pattern: object, number: object) -> Count:
+def _count(pattern: object, number: Any) -> Count:
     pair = number if isinstance(number, tuple) and len(number) == 2 else (number, number)
     good = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair)
     if not isinstance(pattern, str) or not good or pair[0] % pair[1]:

@@ -109,7 +109,7 @@ def check_inside(patient: Patient) -> Iterator[Finding]:
     )
 
 
-class _Places(HalfInside):
+class _Places(HalfInside):  # type: ignore[no-untyped-call]
     """Remembers the modules too."""
 
     def __init__(self, location: Location) -> None:
