@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import curvlens as cl
 import sick
-from cases import CASES, Case
+from cases import CASES, Case, hugging_face
 from curvlens.doctor import Finding, Report, doctor, examine
 from curvlens.doctor import kernels as kernels_module
 from curvlens.doctor.untouched import untouched
@@ -301,6 +301,47 @@ def test_autocast_leaves_float64_alone() -> None:
         assert relative(product(gpt()), exact) < 1e-14
 
 
+@pytest.mark.parametrize("way", ["autocast", "casts", "casts in float64"])
+def test_half_precision_inside(way: str) -> None:
+    """What a forward pass rounds is announced as such: by the doctor, by Problem, and not as a wrong gradient."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = gpt().to(torch.float64 if "float64" in way else torch.float32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "autocast"):
+                y: Tensor = self.inner(x)
+            return y.bfloat16().to(y.dtype) if way != "autocast" else y.float()
+
+    model = Model().eval()
+    finding = only(doctor(model, DATA, CE()), "half-precision-inside", "warning")
+    assert finding.size is not None
+    assert 1e-4 < finding.size < 2**-8
+    assert "'inner.h.0.attn.q'" in finding.what or way != "autocast"
+    with pytest.warns(cl.CurvlensWarning, match="rounds to bfloat16"):
+        rounded = cl.Problem(model, DATA, CE(), micro_batch=1)
+    v = direction(rounded.layout.size)
+    exact = product(copy.deepcopy(model.inner).double())
+    assert relative((cl.hessian(rounded) @ v.to(rounded.dtype)).double(), exact) < 0.05
+    if way == "autocast":  # leaves float64 alone
+        assert list(doctor(model.double(), DATA, CE())) == []
+        assert relative(product(model), exact) < 1e-14
+
+
+@pytest.mark.parametrize("kind", ["local", "transient-global"])
+def test_float32_that_does_not_reach_the_loss_is_no_island(kind: str) -> None:
+    """LongT5 makes masks of −1e10 and numbers its blocks in float32: both are exact behind softmax and floor."""
+    sizes = {"vocab_size": 20, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "local_radius": 2}
+    options = {"decoder_start_token_id": 0, "encoder_attention_type": kind, "global_block_size": 3}
+    torch.manual_seed(0)
+    model: Any = hugging_face("LongT5ForConditionalGeneration", "LongT5Config", **sizes, **options)()
+    ids = torch.randint(3, 20, (2, 6))
+    report = doctor(model.double().eval(), {"input_ids": ids, "labels": ids}, cl.losses.CausalLM())
+    assert "float32-island" not in {finding.name for finding in report}
+
+
 @pytest.mark.parametrize("way", ["new tensor", "numpy", "buffer"])
 def test_float32_island(way: str) -> None:
     model = sick.with_island(way)
@@ -482,6 +523,21 @@ def test_quantised_weights() -> None:
     assert "Linear8bitLt" in report.errors[0].what
     assert "h.0.mlp.up.weight" not in cl.Problem(model, DATA, CE()).layout.names
     assert "h.0.mlp.up.weight" in problem().layout.names
+
+
+def test_layers_that_could_quantise_and_do_not() -> None:
+    """I-BERT's layers are called QuantLinear; with quant_mode=False they are linear layers."""
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 8, "max_position_embeddings": 16}
+    ids = torch.randint(3, 20, (2, 6))
+    found = {}
+    for quantises in (False, True):
+        torch.manual_seed(0)
+        model: Any = hugging_face("IBertForMaskedLM", "IBertConfig", **sizes, quant_mode=quantises)()
+        report = doctor(model.double().eval(), {"input_ids": ids, "labels": ids}, cl.losses.MaskedLM())
+        found[quantises] = {finding.name for finding in report.errors}
+    assert found[False] == set()
+    assert "quantised-weights" in found[True]
 
 
 def test_complex_parameters() -> None:

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import curvlens as cl
+from cases import hugging_face
 from curvlens import CurvlensError, losses
 from curvlens.calculus import losses as closed_form
 from curvlens.losses import Loss
@@ -217,3 +219,166 @@ def test_default_curvature_takes_trees_and_ignores_what_is_linear() -> None:
     product = losses.as_loss(loss).curvature(tree, None, {"a": torch.ones_like(a), "b": b, "n": tree["n"]})
     torch.testing.assert_close(product["a"], 6 * a)
     assert (product["b"] == 0).all()
+
+
+# Encoder-decoders whose rule for the decoder's inputs is a function beside the model
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 20,
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "pad_token_id"), 1),
+    **dict.fromkeys(
+        ("encoder_attention_heads", "decoder_attention_heads", "decoder_start_token_id", "eos_token_id"), 2
+    ),
+    **dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 8),
+    "bos_token_id": 0,
+    "max_position_embeddings": 16,
+}
+MEL: dict[str, Any] = {"num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 16}
+SPEECH: dict[str, Any] = {
+    "max_source_positions": 32,
+    "max_target_positions": 16,
+    "input_feat_per_channel": 4,
+    "num_conv_layers": 1,
+    "conv_kernel_sizes": [3],
+    "conv_channels": 8,
+}
+EXPERTS: dict[str, Any] = {"num_experts": 2, "encoder_sparse_step": 1, "decoder_sparse_step": 1, "expert_capacity": 64}
+SHIFTING: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "Whisper": ({**MEL, "suppress_tokens": None, "begin_suppress_tokens": None}, (3, 4, 16)),
+    "M2M100": ({}, ()),
+    "Blenderbot": ({}, ()),
+    "BlenderbotSmall": ({}, ()),
+    "NllbMoe": (EXPERTS, ()),
+    "Speech2Text": (SPEECH, (3, 12, 4)),
+    "FSMT": ({"src_vocab_size": 20, "tgt_vocab_size": 20, "langs": ["a", "b"]}, ()),  # writes into the labels
+}
+
+
+@pytest.mark.parametrize("name", SHIFTING)
+def test_decoder_inputs_are_made_as_the_model_makes_them(name: str) -> None:
+    more, features = SHIFTING[name]
+    sizes = {key: value for key, value in SIZES.items() if name != "FSMT" or key != "vocab_size"}
+    model: Any = hugging_face(f"{name}ForConditionalGeneration", f"{name}Config", **{**sizes, **more})().double().eval()
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(3, 20, (3, 5), generator=generator)
+    labels[0, 3:] = -100
+    if features:
+        inputs = {"input_features": torch.randn(features, generator=generator, dtype=torch.float64)}
+    else:
+        inputs = {"input_ids": torch.randint(3, 20, (3, 6), generator=generator)}
+    problem = cl.Problem(model, {**inputs, "labels": labels}, losses.CausalLM())
+    if name == "FSMT":  # its own loss takes the inputs of the encoder; trainers make these of the labels
+        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels.clone())
+    with torch.no_grad(), cl.keep_dtype(model):
+        own = model(**inputs, labels=labels).loss
+    assert own.dtype == torch.float64
+    assert problem.loss() == pytest.approx(float(own), rel=1e-12)
+
+
+def test_an_encoder_decoder_without_a_rule_says_what_to_give() -> None:
+    model: Any = nn.Linear(1, 1)
+    with pytest.raises(CurvlensError, match="'decoder_input_ids' and 'labels'"):
+        losses.language.decoder_inputs(model, {}, torch.zeros(1, 1).long())
+
+
+# What a loss is given
+
+
+class Two(nn.Module):
+    """Two outputs, of which the second is not the second row of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.one(x).tanh(), self.other(x).tanh()
+
+
+def second(outputs: Any, batch: Any) -> tuple[Tensor, int]:
+    return (outputs[1] - batch[1]).pow(4).sum(), batch[1].numel()
+
+
+class Second(Loss):
+    def sum_and_count(self, outputs: Any, batch: Any) -> tuple[Tensor, int]:
+        return second(outputs, batch)
+
+
+def both(outputs: Any, batch: Any) -> tuple[Tensor, int]:
+    return (outputs[0] * outputs[1] - batch[1]).pow(4).sum(), batch[1].numel()
+
+
+@pytest.mark.parametrize("loss", [second, Second(), both], ids=["function", "protocol", "both outputs"])
+def test_own_losses_are_given_what_the_model_returns(loss: Any) -> None:
+    torch.manual_seed(0)
+    model = Two().double()
+    x, y = torch.randn(5, 4).double(), torch.randn(5, 3).double()
+    problem = cl.Problem(model, (x, y), loss)
+    value, count = (both if loss is both else second)(model(x), (x, y))
+    assert problem.loss() == pytest.approx(float(value) / count, rel=1e-14)
+    # G by its definition: the Jacobian of all outputs, and the Hessian of the loss at them
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+
+    def f(theta: Tensor) -> Tensor:
+        parts = torch.split(theta, [shape.numel() for shape in shapes.values()])
+        named = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        return torch.cat([out.flatten() for out in torch.func.functional_call(model, named, (x,))])
+
+    def at_outputs(z: Tensor) -> Tensor:
+        outputs = z[:15].view(5, 3), z[15:].view(5, 3)
+        return (both if loss is both else second)(outputs, (x, y))[0] / count
+
+    dense: Any = torch.autograd.functional
+    J = dense.jacobian(f, problem.theta)
+    truth = J.T @ dense.hessian(at_outputs, f(problem.theta)) @ J
+    G = cl.ggn(problem).dense()
+    torch.testing.assert_close(G, truth, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(cl.hessian(problem).dense(), G + cl.functional(problem).dense(), rtol=1e-10, atol=1e-13)
+
+
+def test_losses_of_the_library_take_the_first_output() -> None:
+    model = Two().double()
+    x, y = torch.randn(5, 4).double(), torch.randn(5, 3).double()
+    assert cl.Problem(model, (x, y), losses.MSE(), "one.*").loss() == pytest.approx(float(F.mse_loss(model(x)[0], y)))
+    labels = y.argmax(-1)
+    loss = cl.Problem(model, (x, labels), losses.CrossEntropy(), "one.*").loss()
+    assert loss == pytest.approx(float(F.cross_entropy(model(x)[0], labels)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda outputs, batch: (outputs.square().sum(), 1), "here a tuple of 2"),
+        (lambda outputs, batch: (F.huber_loss(outputs, batch[1], reduction="sum"), 1), "here a tuple of 2"),
+        (lambda outputs, batch: (outputs[0].logits.sum(), 1), "no attribute 'logits'"),
+    ],
+)
+def test_a_loss_that_expects_another_output_is_told_what_it_gets(loss: Any, said: str) -> None:
+    with pytest.raises((CurvlensError, AttributeError), match=said):
+        cl.Problem(Two(), (torch.randn(5, 4), torch.randn(5, 3)), loss)
+
+
+# Labels that are no probabilities
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2}, {"weight": WEIGHT[[0, 1, 3]]}], ids=repr)
+def test_soft_labels_with_a_negative_sum_are_not_convex(options: dict[str, Any]) -> None:
+    """Λ = s (diag p − p pᵀ) with the sum s of the labels: an advantage below zero turns its sign."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3).double(), torch.randn(5, 4).double()
+    y = torch.rand(5, 3).double()
+    loss = losses.CrossEntropy(**options)
+    assert cl.ggn(cl.Problem(model, [(x, y), (x, y)], loss)).psd
+    mixed = y.clone()
+    mixed[:, 0] -= 0.01  # an entry below zero, and sums above
+    assert cl.ggn(cl.Problem(model, (x, mixed), loss)).psd
+    y[3] = -y[3]
+    problem = cl.Problem(model, [(x, mixed), (x, y)], loss)
+    G = cl.ggn(problem)
+    assert not G.psd
+    assert not G["weight"].psd
+    assert float(torch.linalg.eigvalsh(cl.ggn(cl.Problem(model, (x[3:4], y[3:4]), loss)).dense())[0]) < -1e-3
+    torch.testing.assert_close(G.dense(), cl.hessian(problem).dense(), rtol=1e-12, atol=1e-14)  # of a linear model
+    assert cl.trace(G, samples=4).value
+    with pytest.raises(CurvlensError, match="with a negative sum"):
+        cl.fisher(problem) @ torch.ones(problem.layout.size).double()

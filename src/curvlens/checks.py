@@ -211,10 +211,18 @@ def check_split(evaluate: SumAndCount, piece: Piece, dtype: torch.dtype) -> None
         )
 
 
-def warn_low_precision(dtype: torch.dtype) -> None:
-    """Half precision is announced."""
-    digits = {torch.float16: 3, torch.bfloat16: 2}.get(dtype)
-    if digits is not None:
+def warn_low_precision(dtype: torch.dtype | None, *, inside: bool = False) -> None:
+    """Half precision is announced: that of the parameters, or one ``inside`` of the forward pass."""
+    digits = {torch.float16: 3, torch.bfloat16: 2}.get(dtype) if dtype is not None else None
+    if digits is not None and inside:
+        warnings.warn(
+            f"The forward pass rounds to {str(dtype).removeprefix('torch.')} (torch.autocast in it, or casts of its "
+            f"own): second derivatives carry about {digits} digits at best. Take that out, or use model.double(), "
+            "which autocast leaves alone.",
+            CurvlensWarning,
+            stacklevel=4,
+        )
+    elif digits is not None:
         warnings.warn(
             f"The model is in {str(dtype).removeprefix('torch.')}: second derivatives carry about {digits} digits at "
             "best. Use model.float(), or model.double() for exact work.",

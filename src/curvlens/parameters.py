@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from curvlens.blocks import Blocks, Family, map_blocks
+from curvlens.blocks import Blocks, Family, Heads, Seen, map_blocks
 from curvlens.errors import CurvlensError, a_kind, listing
 
 PLAIN = " Give the module from which it was scripted or traced."
@@ -63,11 +63,17 @@ def _named(model: nn.Module, wanted: Iterable[str]) -> list[str]:
     return [part.parameter for part in parts]
 
 
-def named(model: nn.Module, chosen: Iterable[str], own: Mapping[str, str | Iterable[str]] | Family | None) -> Blocks:
+def named(
+    model: nn.Module,
+    chosen: Iterable[str],
+    own: Mapping[str, str | Iterable[str]] | Family | None,
+    heads: Heads | None = None,
+    splits: Seen | None = None,
+) -> Blocks:
     """The map of the chosen parameters: by architecture, by the user's family, with the user's groups."""
     if isinstance(own, Family):
-        return map_blocks(model, chosen, [own])
-    blocks = map_blocks(model, chosen)
+        return map_blocks(model, chosen, [own], heads=heads, splits=splits)
+    blocks = map_blocks(model, chosen, heads=heads, splits=splits)
     if own is None:
         return blocks
     if not isinstance(own, Mapping):

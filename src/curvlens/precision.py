@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from curvlens.surroundings import Result, within
 
@@ -73,3 +74,44 @@ def is_float64(model: nn.Module) -> bool:
     """Whether the floating-point parameters of the model are float64."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     return dtypes == {_WIDE}
+
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class HalfInside(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees whether wider numbers are rounded to half precision on the way: autocast in a forward pass, or its casts.
+
+    >>> with HalfInside() as seen:
+    ...     _ = torch.tensor([0.1]).bfloat16()
+    >>> seen.dtype
+    torch.bfloat16
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype: torch.dtype | None = None
+        """The half precision met; None if there was none."""
+        self.lost = 0.0
+        """The largest rounding, relative to the largest number of a tensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default) and result.dtype in HALF:
+            lost = _lost(args[-1 if func is not torch.ops.aten._to_copy.default else 0], result)
+            if lost:
+                self.dtype, self.lost = result.dtype, max(lost, self.lost)
+                self.rounded()
+        return result
+
+    def rounded(self) -> None:
+        """Something was rounded; for those who want to know where."""
+
+
+def _lost(wide: Tensor, half: Tensor) -> float:
+    """What is lost of a tensor in half precision; masks and the numbers of positions are exact."""
+    if wide.dtype not in (torch.float32, _WIDE) or not wide.numel():
+        return 0.0
+    wide = wide.detach().to(_WIDE)
+    error = (wide - half.detach().to(_WIDE)).nan_to_num(0.0, 0.0, 0.0).abs().max()
+    return float(error / wide.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp_min(1e-300))

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from curvlens import batches
 from curvlens.batches import Data
-from curvlens.blocks import Blocks, Family, Layout
+from curvlens.blocks import Blocks, Family, Heads, Layout, watch
 from curvlens.buffers import Watch, copies, writes
 from curvlens.checks import (
     check_batch_norm,
@@ -37,7 +37,7 @@ from curvlens.memory import available_bytes, parse_bytes
 from curvlens.parameters import choose, device_and_dtype, named
 from curvlens.pieces import Piece
 from curvlens.point import Point
-from curvlens.precision import KeepFloat64, is_float64
+from curvlens.precision import HALF, HalfInside, KeepFloat64, is_float64
 from curvlens.sdpa import second_order
 from curvlens.surroundings import Result, as_found
 
@@ -56,6 +56,8 @@ class Problem:
             fit are rebuilt for every product, in smaller pieces where needed. It changes time and nothing else.
         blocks: names of your own for groups of parameters, ``{"early": "h.[01].*"}`` (what is not named keeps its
             block), or a `Family` of rules for an architecture that is not known.
+        heads: how many heads the attention has, where the model does not tell it: 6, with grouped queries those of
+            queries and keys, (6, 2), or by attention {"h.0.attn": 6}. It overrides what the model tells.
 
     The problem follows the model: products after a training step are those at the new parameters.
 
@@ -77,6 +79,7 @@ class Problem:
         micro_batch: int | None = None,
         memory: int | float | str | None = None,
         blocks: Mapping[str, str | Iterable[str]] | Family | None = None,
+        heads: Heads | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise CurvlensError(f"The model is {a_kind(model)}, expected a torch.nn.Module.")
@@ -86,7 +89,8 @@ class Problem:
         self.loss_function = copy.copy(as_loss(loss)).for_model(model)
         self.micro_batch = micro_batch
         chosen = choose(model, params)
-        self.layout = Layout({name: tuple(p.shape) for name, p in chosen.items()}, named(model, chosen, blocks))
+        shapes = {name: tuple(p.shape) for name, p in chosen.items()}
+        self.layout = Layout(shapes, named(model, chosen, blocks, heads))
         self.device, self.dtype = device_and_dtype(model, chosen)
         self.memory = available_bytes(self.device) // 2 if memory is None else parse_bytes(memory)
         self._theta: Tensor | None = None
@@ -96,6 +100,7 @@ class Problem:
         self._lone_number = False
         self._replaced = False
         self._attention_checked = False
+        self._coarsest: torch.dtype | None = None
         self._engine: Any = None
         self._modes: tuple[bool, ...] = ()
         self._written: tuple[str, ...] = ()
@@ -103,6 +108,11 @@ class Problem:
         with self.isolated():
             self.data = Data(data)
             self._check_setting()
+            if self.blocks.headless:  # a forward pass shows how many there are
+                unknown = [name for block in self.blocks.headless for name in self.blocks[block].parameters]
+                piece = next(self.pieces())
+                splits = watch(model, unknown, lambda: self._evaluate(piece))
+                self.layout = Layout(shapes, named(model, chosen, blocks, heads, splits))
 
     def __repr__(self) -> str:
         tokens = "" if self._count is None else f", {self._count:g} tokens"
@@ -280,13 +290,13 @@ class Problem:
         if is_float64(self.model):
             modes.append(KeepFloat64())
         work = copies(self.model, self._written) if buffers is None else buffers
-        watch = Watch(self.model, tuple(work))
+        others = Watch(self.model, tuple(work))
         try:
             result = exchanged(self.model, tensors, action, modes, work)
         except (RuntimeError, NotImplementedError) as error:
             raise explained(error) from error
         finally:
-            surprising = watch.put_back()
+            surprising = others.put_back()
         check_not_written(surprising)
         self._replaced = self._replaced or attention.replaced
         return result
@@ -299,7 +309,7 @@ class Problem:
         with torch.no_grad():
             own, count = self._evaluate(piece)
         # rounding of a sum of losses, each of size 1 or so
-        allowed = min(1e4 * torch.finfo(self.dtype).eps, 0.1) * (abs(own.item()) + count)
+        allowed = min(1e4 * torch.finfo(self._coarsest or self.dtype).eps, 0.1) * (abs(own.item()) + count)
         if not abs(own.item() - total) <= allowed:
             raise CurvlensError(
                 f"The summed loss of the first data is {own.item():.6g} with the model's own attention and {total:.6g} "
@@ -309,7 +319,18 @@ class Problem:
 
     def _evaluate(self, piece: Piece) -> tuple[Tensor, float]:
         """The summed loss of a piece and its count."""
-        return self.at(None, lambda: self.sum_and_count(self.loss_function.outputs(self.model, piece.batch), piece))
+
+        def action() -> tuple[Tensor, float]:
+            return self.sum_and_count(self.loss_function.outputs(self.model, piece.batch), piece)
+
+        if self._coarsest is not None:
+            return self.at(None, action)
+        with HalfInside() as seen:  # once: whether fewer digits go through the model than its parameters have
+            result = self.at(None, action)
+        self._coarsest = seen.dtype or self.dtype
+        if self.dtype not in HALF and not torch.is_autocast_enabled(self.device.type):
+            warn_low_precision(seen.dtype, inside=True)
+        return result
 
     def _evaluate_with(self, piece: Piece, buffers: Mapping[str, Tensor]) -> tuple[float, Mapping[str, Tensor]]:
         """The summed loss of a piece with other buffers, and the buffers that the pass leaves."""
@@ -346,7 +367,9 @@ class Problem:
         if self._split_checked and piece.size is not None:
             return
         try:
-            check_split(self._evaluate, piece, self.dtype)
+            if self._coarsest is None:
+                self._evaluate(piece)
+            check_split(self._evaluate, piece, self._coarsest or self.dtype)
         except CurvlensError:
             self._check_weights(several=True)
             raise

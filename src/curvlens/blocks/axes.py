@@ -97,6 +97,20 @@ def _unequal(part: _Make, i: int, axis: _Axis, sizes: Mapping[str, int]) -> list
     return result
 
 
+def axis_with_heads(axes: str, shape: tuple[int, ...]) -> tuple[list[str], int]:
+    """The words and the length of the axis that is heads side by side; no word, if there is none or it does not fit.
+
+    >>> axis_with_heads("in (q/k/v head dim)", (4, 12))
+    (['q/k/v', 'head', 'dim'], 12)
+    """
+    words = _words(axes)
+    if len(words) == len(shape):
+        for word, n in zip(words, shape, strict=True):
+            if {"head", "dim"} <= set(word) or ":head" in word[0]:
+                return word, n
+    return [], 0
+
+
 def _words(axes: str) -> list[list[str]]:
     """``in (head dim)`` → [["in"], ["head", "dim"]]."""
     result: list[list[str]] = []

@@ -26,6 +26,8 @@ class Block:
     """Other names of the same tensors: ``unembed`` of a tied embedding."""
     heads: tuple[Block, ...] = field(default=(), repr=False)
     """The same numbers head by head (or expert by expert), where there are heads."""
+    heads_unknown: bool = field(default=False, repr=False)
+    """Whether it has heads of which nobody told how many: then it cannot be divided."""
 
     @property
     def size(self) -> int:

@@ -100,7 +100,7 @@ class Family:
     ) -> Sequence[Cut] | None:
         """What a rule makes of a parameter, if it fits; ``around`` are the modules that hold it, the nearest first."""
         axes = found.rule.axes
-        if not _stored_as(axes, shape, around):
+        if not stored_as(axes, shape, around):
             return None
         sizes: dict[str, int] = {}
         width = head_width(around) if "dim" in axes or ":head" in axes else None
@@ -129,7 +129,7 @@ def model_type(model: nn.Module) -> str | None:
     return None
 
 
-def _stored_as(axes: str, shape: tuple[int, ...], around: Sequence[nn.Module]) -> bool:
+def stored_as(axes: str, shape: tuple[int, ...], around: Sequence[nn.Module]) -> bool:
     """Whether a rule reads a weight the way its owner stores it: `nn.Linear` out × in, Conv1D in × out."""
     owner = around[0]
     linear = isinstance(owner, nn.Linear)

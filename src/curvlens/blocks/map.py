@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,16 @@ from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing, nea
 By = Literal["block", "head", "layer", "role", "parameter"]
 NAMED: tuple[By, ...] = ("head", "layer", "role")
 """Granularities that need the names of a family."""
+
+ATTENTION = re.compile(r"(?:^|\.)(?:attn|cross)\.(?:q|k|v|o|qkv|kv)$|(?i:attn|attention)\.\w+\.weight$")
+"""Weights of attention: roles that were not divided by heads, and parameters without a name."""
+
+
+def _unknown_heads(names: Iterable[str]) -> str:
+    return (
+        f"how many heads {listing(names)} have is not known. Say it: Problem(..., heads=6), or by attention "
+        "heads={'h.0.attn': 6}; with grouped queries those of queries and keys, heads=(6, 2)."
+    )
 
 
 class Blocks(Mapping[str, Block]):
@@ -95,7 +106,26 @@ class Blocks(Mapping[str, Block]):
                 CurvlensWarning,
                 stacklevel=3,
             )
+        if what == "head":
+            self._require_heads()
         return self if what == "block" else self._base._by(what)
+
+    @property
+    def headless(self) -> list[str]:
+        """Blocks that have heads of which nobody told how many."""
+        return [block.name for block in self._base._blocks.values() if block.heads_unknown]
+
+    def _require_heads(self) -> None:
+        """Heads that are asked for are there; what cannot be divided by them is an error, or said."""
+        if self.headless:
+            raise CurvlensError(f"by='head': {_unknown_heads(self.headless)}")
+        whole = [b.name for b in self._base._blocks.values() if not b.heads and ATTENTION.search(b.name)]
+        if whole and self.family is not None:
+            warnings.warn(
+                f"by='head': {listing(whole)} cannot be divided by heads, and is a row by itself.",
+                CurvlensWarning,
+                stacklevel=4,
+            )
 
     def _by(self, what: By) -> Blocks:
         if what == "parameter":
@@ -108,7 +138,10 @@ class Blocks(Mapping[str, Block]):
 
     def maps(self) -> dict[str, dict[str, list[str]]]:
         """By head, layer and role what `to_dict` says by block; nothing where the architecture is not known."""
-        return {} if self.family is None else {what: self._base._by(what).to_dict() for what in NAMED}
+        if self.family is None:
+            return {}
+        known = [what for what in NAMED if what != "head" or not self.headless]
+        return {what: self._base._by(what).to_dict() for what in known}
 
     def _parameter(self, part: Part) -> Block:
         """A parameter as a block, with the order of axes that its blocks know."""
@@ -218,6 +251,10 @@ class Blocks(Mapping[str, Block]):
 
     def _unknown(self, name: str) -> str:
         """What to say of a name that stands for nothing."""
+        headless = [block for block in self.headless if any(fnmatchcase(f"{block}.{i}", name) for i in range(10))]
+        block, _, number = name.rpartition(".")
+        if headless or (block in self.headless and number.isdigit()):
+            return f"{name!r} is a head, and {_unknown_heads(headless or [block])}"
         parameters = [part.key for part in self.order]
         known = list(dict.fromkeys([*self._names(), *self._base._by("head"), *parameters]))
         patterns = [f"{name}.*", f"*.{name}.*", f"*.{name}"]

@@ -9,50 +9,60 @@ from math import prod
 
 from torch import nn
 
-from curvlens.blocks.axes import Cut
+from curvlens.blocks.attention import attentions, completed
 from curvlens.blocks.block import Block
+from curvlens.blocks.entries import WRAPPERS, Entry, entries_of, oriented
 from curvlens.blocks.families import FAMILIES
 from curvlens.blocks.family import Family, Found
+from curvlens.blocks.heads import Heads, Said
 from curvlens.blocks.map import Blocks
 from curvlens.blocks.parts import Part
+from curvlens.blocks.splits import Seen
 
-WRAPPERS = re.compile(
-    r"(?:^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer|modules_to_save\.[^.]+)(?=\.|$)"
-)
-"""What compilers, sharding and adapters put between the names of modules."""
-
-ADAPTER = re.compile(
-    r"(?P<base>.+)\.lora_(?:embedding_)?(?:A|B|magnitude_vector)(?:\.(?P<adapter>[^.]+))?(?:\.weight|\.bias)?",
-    re.DOTALL,
-)
 INSIDE = re.compile(r"(?:^|\.)(?:attn|cross|mlp|ssm)\.")
 FUSED = re.compile(r"(?P<path>.+)\.(?P<roles>qkv|kv)")
-PARAMETRISED = re.compile(r"(?P<base>.+)\.parametrizations\.(?P<name>[^.]+)\.original\d*", re.DOTALL)
 
 
-def map_blocks(model: nn.Module, names: Iterable[str] | None = None, families: Sequence[Family] = FAMILIES) -> Blocks:
+def map_blocks(
+    model: nn.Module,
+    names: Iterable[str] | None = None,
+    families: Sequence[Family] = FAMILIES,
+    *,
+    heads: Heads | None = None,
+    splits: Seen | None = None,
+) -> Blocks:
     """The named blocks of a model, or of some of its parameters.
+
+    ``heads`` says how many heads there are, where modules do not tell it; ``splits`` are views seen in a pass.
 
     >>> from curvlens.models import GPT, GPTConfig
     >>> list(map_blocks(GPT(GPTConfig(vocab=5, context=4, n_layer=1))))[2:8]
     ['h.0.norm1', 'h.0.attn.q', 'h.0.attn.k', 'h.0.attn.v', 'h.0.attn.o', 'h.0.norm2']
     """
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    whole = _mapped(model, shapes, families)
+    whole = _mapped(model, shapes, families, Said(heads), splits)
     if names is None:
         return whole
     # The family is that of the whole model, whichever of its parameters are asked for.
     return whole.within([Part(name, shapes[name]) for name in names])
 
 
-def _mapped(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], families: Sequence[Family]) -> Blocks:
+def _mapped(
+    model: nn.Module,
+    shapes: Mapping[str, tuple[int, ...]],
+    families: Sequence[Family],
+    said: Said,
+    splits: Seen | None,
+) -> Blocks:
     tied = _tied(model, shapes)
     plans = [_Plan.make(model, family, shapes) for family in families if family.suits(model)]
     best = max(plans, key=lambda plan: (plan.explained, -len(plan.family.rules)), default=None)
     if best is None or not best.explained or 2 * best.explained < sum(prod(shape) for shape in shapes.values()):
         order = [Part(name, shape) for name, shape in shapes.items()]
-        blocks = [Block(name, (_oriented(model, name, shape),)) for name, shape in shapes.items()]
+        blocks = [Block(name, (oriented(model, name, shape),)) for name, shape in shapes.items()]
+        said.require_all_found()
         return Blocks(blocks, order, tied=tied, unmapped=list(shapes))
+    best.find_heads(model, said, splits)
     return best.blocks(model, tied)
 
 
@@ -67,57 +77,41 @@ def _tied(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     return {name: other for name, other in tied.items() if other in wanted}
 
 
-def _around(model: nn.Module, name: str) -> list[nn.Module]:
-    """The modules that hold a parameter, from its owner to the model."""
-    module: nn.Module = model
-    chain = [module]
-    for item in name.split(".")[:-1]:
-        inner = getattr(module, item, None)
-        if not isinstance(inner, nn.Module):
-            break
-        module = inner
-        chain.append(module)
-    return chain[::-1]
-
-
-def _oriented(model: nn.Module, name: str, shape: tuple[int, ...]) -> Part:
-    """A parameter as a whole; that of `nn.Linear` is known to be out × in."""
-    linear = isinstance(_around(model, name)[0], nn.Linear) and len(shape) == 2
-    return Part(name, shape, order=(1, 0) if linear else None)
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A parameter and where it goes."""
-
-    parameter: str
-    block: str
-    rule: str
-    prefix: str
-    cut: Cut
-
-
 @dataclass
 class _Plan:
     """What a family makes of a model."""
 
     family: Family
     shapes: Mapping[str, tuple[int, ...]]
-    entries: list[_Entry] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    headless: set[str] = field(default_factory=set)
+    """Parameters whose heads are not known, though they have some."""
 
     @classmethod
     def make(cls, model: nn.Module, family: Family, shapes: Mapping[str, tuple[int, ...]]) -> _Plan:
         """Go through all parameters."""
         plan = cls(family, shapes)
         for name, shape in shapes.items():
-            plan.entries += _entries(model, family, name, shape)
-        # A bias goes with its weight: if the rules do not fit the one, the other is no role of theirs.
-        named = {entry.parameter for entry in plan.entries}
-        weights = {name: f"{name[: -len('bias')]}weight" for name in named if name.endswith(".bias")}
-        alone = {name for name, weight in weights.items() if weight in shapes and weight not in named}
-        plan.entries = [entry for entry in plan.entries if entry.parameter not in alone]
-        plan._tell_apart()
+            plan.entries += entries_of(model, family, name, shape)
+        plan._settle()
         return plan
+
+    def find_heads(self, model: nn.Module, said: Said, splits: Seen | None) -> None:
+        """Give every attention its heads, from the start: names that were told apart depend on what has a name."""
+        found = [entry for name, shape in self.shapes.items() for entry in entries_of(model, self.family, name, shape)]
+        done = completed(found, attentions(model, self.family, self.shapes), said, splits)
+        position = {name: i for i, name in enumerate(self.shapes)}
+        self.entries = sorted(done.entries, key=lambda entry: position[entry.parameter])
+        self.headless = done.unknown
+        self._settle()
+
+    def _settle(self) -> None:
+        # A bias goes with its weight: if the rules do not fit the one, the other is no role of theirs.
+        named = {entry.parameter for entry in self.entries}
+        weights = {name: f"{name[: -len('bias')]}weight" for name in named if name.endswith(".bias")}
+        alone = {name for name, weight in weights.items() if weight in self.shapes and weight not in named}
+        self.entries = [entry for entry in self.entries if entry.parameter not in alone]
+        self._tell_apart()
 
     @property
     def explained(self) -> int:
@@ -162,7 +156,7 @@ class _Plan:
     def blocks(self, model: nn.Module, tied: Mapping[str, str]) -> Blocks:
         """The map."""
         order = [Part(name, shape) for name, shape in self.shapes.items()]
-        named: dict[str, list[_Entry]] = {}
+        named: dict[str, list[Entry]] = {}
         for entry in self.entries:
             named.setdefault(entry.block, []).append(entry)
         known = {entry.parameter for entry in self.entries}
@@ -172,10 +166,13 @@ class _Plan:
         blocks = []
         for name, entries in named.items():
             called = _left_over(name, entries) if name in elsewhere else name
-            blocks.append(_block(called, entries, tuple(aliases.get(name, ()))))
+            block = _block(called, entries, tuple(aliases.get(name, ())))
+            headless = not block.heads and not self.headless.isdisjoint(block.parameters)
+            blocks.append(replace(block, heads_unknown=headless))
         for name in unmapped:
             called = name if name not in named else f"parameter {name}"
-            blocks.append(Block(called, (_oriented(model, name, self.shapes[name]),)))
+            part = oriented(model, name, self.shapes[name])
+            blocks.append(Block(called, (part,), heads_unknown=name in self.headless))
         position = {name: i for i, name in enumerate(self.shapes)}
         blocks.sort(key=lambda block: min(position[name] for name in block.parameters))
         return Blocks(blocks, order, family=self.family.name, tied=tied, unmapped=unmapped)
@@ -222,41 +219,7 @@ class _Plan:
         return gone & blocks
 
 
-def _entries(model: nn.Module, family: Family, name: str, shape: tuple[int, ...]) -> list[_Entry]:
-    """Where a parameter goes; a fused one goes to several blocks."""
-    clean = WRAPPERS.sub("", name).lstrip(".")
-    adapter, parametrised = ADAPTER.fullmatch(clean), PARAMETRISED.fullmatch(clean)
-    if adapter is not None:
-        found = next(family.find(f"{adapter['base']}.weight"), None)
-        return [] if found is None else [_adapted(model, found, name, shape, adapter["adapter"])]
-    if parametrised is not None:
-        found = next(family.find(f"{parametrised['base']}.{parametrised['name']}"), None)
-        if found is None:
-            return []
-        block = found.block.replace("*", found.roles)
-        return [_Entry(name, block, f"{found.rule.parameter} {clean}", found.prefix, Cut("", Part(name, shape), {}))]
-    around = _around(model, name)
-    for found in family.find(clean):
-        cuts = family.cut(found, name, shape, around)
-        if cuts is not None:
-            return [_entry(found, name, cut) for cut in cuts]
-    return []
-
-
-def _entry(found: Found, name: str, cut: Cut) -> _Entry:
-    heads = cut.heads if found.expert is None else {found.expert: cut.part}
-    rule = found.rule.parameter if found.expert is None else f"{found.rule.parameter} {found.expert}"
-    return _Entry(name, found.block.replace("*", cut.role), rule, found.prefix, replace(cut, heads=heads))
-
-
-def _adapted(model: nn.Module, found: Found, name: str, shape: tuple[int, ...], adapter: str | None) -> _Entry:
-    """The factors of a low-rank adapter are a block beside that of the weight they change."""
-    block = found.block.replace("*", found.roles)
-    called = f"{block}.lora" if adapter in (None, "default") else f"{block}.lora.{adapter}"
-    return _Entry(name, called, name, found.prefix, Cut("", _oriented(model, name, shape), {}))
-
-
-def _block(name: str, entries: Sequence[_Entry], aliases: tuple[str, ...]) -> Block:
+def _block(name: str, entries: Sequence[Entry], aliases: tuple[str, ...]) -> Block:
     parts = tuple(entry.cut.part for entry in entries)
     counts = {len(entry.cut.heads) for entry in entries if entry.cut.heads}
     heads: list[Block] = []
@@ -271,7 +234,7 @@ def _block(name: str, entries: Sequence[_Entry], aliases: tuple[str, ...]) -> Bl
     return Block(name, parts, aliases, tuple(heads))
 
 
-def _left_over(name: str, entries: Sequence[_Entry]) -> str:
+def _left_over(name: str, entries: Sequence[Entry]) -> str:
     """What of a block has no head, or is not tied: nearly always its bias."""
     bias = all(re.search(r"(?:bias|\bb_\w+)$", entry.parameter) for entry in entries)
     return f"{name}.{'bias' if bias else 'rest'}"

@@ -27,7 +27,7 @@ from curvlens.doctor.padding import check_padding
 from curvlens.doctor.parameters import check_frozen, check_offloaded, check_quantised, check_ties, check_unused
 from curvlens.doctor.patient import Patient
 from curvlens.doctor.positions import check_positions, check_shift
-from curvlens.doctor.precision import check_autocast, check_half, check_islands
+from curvlens.doctor.precision import check_autocast, check_half, check_inside, check_islands
 from curvlens.doctor.refusal import refused
 from curvlens.doctor.report import Report
 from curvlens.doctor.softmax import check_softmax
@@ -54,6 +54,7 @@ STILL: tuple[Check, ...] = (
 RUNNING: tuple[Check, ...] = (
     check_half,
     check_autocast,
+    check_inside,
     check_islands,
     check_outputs,
     check_padding,

@@ -98,7 +98,7 @@ def check_second_derivatives(patient: Patient) -> Iterator[Finding]:
             "model.set_attn_implementation('eager')  # or a plain implementation of the layer, in torch operations",
         )
         return
-    if torch.is_autocast_enabled(problem.device.type):
+    if patient.half or torch.is_autocast_enabled(problem.device.type):
         return  # too few digits for differences
     dtype = torch.float32 if patient.coarse and problem.dtype is torch.float64 else problem.dtype
     slope = differences.slope_error(problem, patient.sample, v, dtype)

@@ -140,7 +140,9 @@ def check_quantised(patient: Patient) -> Iterator[Finding]:
         ours = kind.__module__.startswith(("torch.ao.nn.quantized", "torch.nn.quantized", "torch.ao.nn.intrinsic.q"))
         tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
         packed = any(x.is_quantized or (x.dtype in (torch.int8, torch.uint8) and x.ndim >= 2) for x in tensors)
-        if ours or packed or kind.__name__ in _QUANTISED:
+        # I-BERT's layers are called alike, and compute as they are stored unless they are told to quantise.
+        named = kind.__name__ in _QUANTISED and getattr(module, "quant_mode", True) is not False
+        if ours or packed or named:
             found.append(f"{name} ({kind.__name__})")
     if found:
         yield Finding(

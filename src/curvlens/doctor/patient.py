@@ -39,6 +39,8 @@ class Patient:
         """The first batch, a copy on the model's device; None if it cannot be had without using the data up."""
         self.coarse = False
         """Whether passes carry fewer digits than the parameters: float32 on the way, or autocast."""
+        self.half = False
+        """Whether they carry two or three: half precision on the way."""
         self.runs = False
         """Whether the loss of the first batch could be computed; what it is does not matter."""
 

@@ -16,9 +16,8 @@ from curvlens.doctor.finding import Finding
 from curvlens.doctor.location import Location, hooked
 from curvlens.doctor.patient import Patient, change
 from curvlens.errors import listing
-from curvlens.precision import is_float64
+from curvlens.precision import HALF, HalfInside, is_float64
 
-_HALF = (torch.float16, torch.bfloat16)
 _ROUNDING = 2.0**-24
 """What a number loses in float32, at most, relative to itself."""
 _EXACT = 1e-12
@@ -27,7 +26,7 @@ _EXACT = 1e-12
 
 def check_half(patient: Patient) -> Iterator[Finding]:
     """Parameters in half precision."""
-    half = [name for name, p in patient.model.named_parameters() if p.dtype in _HALF]
+    half = [name for name, p in patient.model.named_parameters() if p.dtype in HALF]
     if half:
         dtype = str(dict(patient.model.named_parameters())[half[0]].dtype).removeprefix("torch.")
         yield Finding(
@@ -59,7 +58,7 @@ def _against_float32(patient: Patient) -> float | None:
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in _HALF else x
+    return x.float() if x.dtype in HALF else x
 
 
 def check_autocast(patient: Patient) -> Iterator[Finding]:
@@ -83,6 +82,43 @@ def check_autocast(patient: Patient) -> Iterator[Finding]:
         "with torch.autocast(device, enabled=False): ...",
         size,
     )
+
+
+def check_inside(patient: Patient) -> Iterator[Finding]:
+    """Half precision inside of the forward pass of a model whose parameters have more: its own autocast, its casts."""
+    device = next((p.device.type for p in patient.model.parameters()), "cpu")
+    wide = all(p.dtype not in HALF for p in patient.model.parameters())
+    if torch.is_autocast_enabled(device) or not wide:
+        return  # found already
+    location = Location()
+    seen = _Places(location)
+    with seen, hooked(patient.model, inputs=location.enter, outputs=location.leave):
+        patient.loss_of(patient.few)
+    if seen.dtype is None:
+        return
+    patient.coarse = patient.half = True
+    yield Finding(
+        "half-precision-inside",
+        "warning",
+        f"The forward pass rounds to {str(seen.dtype).removeprefix('torch.')} in {listing(seen.places)}: it uses "
+        "torch.autocast, or casts of its own.",
+        "Second derivatives carry two or three digits at best, too few to compare them with differences. The size is "
+        "the relative rounding.",
+        "model.double()  # autocast leaves float64 alone; or take autocast out of the forward pass",
+        seen.lost,
+    )
+
+
+class _Places(HalfInside):  # type: ignore[no-untyped-call]
+    """Remembers the modules too."""
+
+    def __init__(self, location: Location) -> None:
+        super().__init__()
+        self._location = location
+        self.places: dict[str, None] = {}
+
+    def rounded(self) -> None:
+        self.places[self._location.name] = None
 
 
 def check_islands(patient: Patient) -> Iterator[Finding]:
@@ -110,14 +146,34 @@ def check_islands(patient: Patient) -> Iterator[Finding]:
     )
 
 
+_INTEGERS = {
+    getattr(torch.ops.aten, name).default for name in ("floor", "ceil", "round", "trunc", "floor_divide", "sign")
+}
+"""Operations whose results are whole numbers: what was lost before them is gone (LongT5 numbers its blocks so)."""
+
+
 class Islands(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation, and remembers in which module float64 became float32 or met it."""
+    """Sees every operation, and remembers in which module float64 became float32 or met it.
+
+    What was lost is followed to the number that comes out: masks and the numbers of positions, computed in float32 and
+    made integers, lose nothing of it.
+    """
 
     def __init__(self, location: Location, batch: Batch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._location = location
         self._given = {x.data_ptr() for x in batches.tensors(batch)}
-        self.found: dict[str, float] = {}
+        self._sizes: dict[str, float] = {}
+        self._lost_in: dict[int, frozenset[str]] = {}
+        """By storage, the modules in which something of its numbers was lost."""
+        self._held: list[Tensor] = []
+        """Freed storage would be used again under the same address."""
+        self._reached: frozenset[str] = frozenset()
+
+    @property
+    def found(self) -> dict[str, float]:
+        """The modules in which something was lost that the loss depends on, and how much."""
+        return {name: size for name, size in self._sizes.items() if name in self._reached}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = batches.tensors([list(args), kwargs or {}])
@@ -131,8 +187,22 @@ class Islands(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 lost = _ROUNDING if met else 0.0
             if lost > _EXACT:
                 name = self._location.name
-                self.found[name] = max(lost, self.found.get(name, 0.0))
+                self._sizes[name] = max(lost, self._sizes.get(name, 0.0))
+                self._follow(batches.tensors(result), frozenset([name]))
+        before = [self._lost_in.get(x.untyped_storage().data_ptr(), frozenset[str]()) for x in inputs]
+        where = frozenset[str]().union(*before)
+        if where and func is torch.ops.aten._local_scalar_dense.default:
+            self._reached |= where
+        elif where and func not in _INTEGERS:
+            self._follow(batches.tensors(result), where)
         return result
+
+    def _follow(self, results: list[Tensor], where: frozenset[str]) -> None:
+        for x in results:
+            if x.is_floating_point():
+                place = x.untyped_storage().data_ptr()
+                self._lost_in[place] = self._lost_in.get(place, frozenset()) | where
+                self._held.append(x)
 
 
 def _lost(wide: list[Tensor], narrow: Tensor) -> float:
@@ -149,7 +219,11 @@ def _lost(wide: list[Tensor], narrow: Tensor) -> float:
     return min(float(error / source[finite].abs().max().clamp_min(1e-300)), 1.0)
 
 
+_MASKED = -1e8
+"""What is below is the −∞ of a mask: behind a softmax it is 0, however it was rounded (LongT5 adds −1e10)."""
+
+
 def _rounded(x: Tensor) -> bool:
     """Whether a float32 tensor holds more than small integers, masks and powers of two, which are exact."""
     coarse = x.detach().bfloat16().float()
-    return bool((x.isfinite() & (coarse != x)).any())
+    return bool((x.isfinite() & (x > _MASKED) & (coarse != x)).any())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,8 +33,12 @@ class Loss:
         return self
 
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        """Call the model; logits are taken out of a Hugging Face output."""
-        return main_output(batches.call(model, batches.split_target(batch)[0]))
+        """What the model returns, all of it if that is a tuple; of a Hugging Face output the logits."""
+        return as_returned(batches.call(model, batches.split_target(batch)[0]))
+
+    def convex_on(self, data: Iterable[Batch]) -> bool:
+        """Whether it is convex in the outputs with the labels of this data."""
+        return self.convex
 
     def sum_and_count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Any]:
         """The sum of the losses of all valid tokens, and their number (or weight)."""
@@ -81,13 +85,19 @@ class Loss:
         )
 
 
-def main_output(result: Any) -> Any:
-    """The logits of a Hugging Face output, the first entry of a tuple, or the result itself."""
+def as_returned(result: Any) -> Any:
+    """The logits of a Hugging Face output, or what a model returned as it is."""
     for holder in ("logits", "prediction_logits", "last_hidden_state"):
         found = result.get(holder) if isinstance(result, Mapping) else getattr(result, holder, None)
         if isinstance(found, Tensor):
             return found
-    return result[0] if isinstance(result, (tuple, list)) and result else result
+    return result
+
+
+def main_output(result: Any) -> Any:
+    """The logits of a Hugging Face output, the first entry of a tuple, or the result itself."""
+    found = as_returned(result)
+    return found[0] if isinstance(found, (tuple, list)) and found else found
 
 
 def describe(value: Any) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvlens import batches
 from curvlens.batches import Batch
 from curvlens.calculus import losses as closed_form
 from curvlens.errors import CurvlensError, a_kind
-from curvlens.losses.base import Loss, describe
+from curvlens.losses.base import Loss, Outputs, describe, main_output
 
 
 class CrossEntropy(Loss):
@@ -45,6 +45,23 @@ class CrossEntropy(Loss):
             f"{type(self).__name__}(weight={'yes' if self.weight is not None else None}, "
             f"ignore_index={self.ignore_index}, label_smoothing={self.label_smoothing})"
         )
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
+        """What the model returns; of a tuple the first entry, of a Hugging Face output the logits."""
+        return main_output(batches.call(model, batches.split_target(batch)[0]))
+
+    def convex_on(self, data: Iterable[Batch]) -> bool:
+        """Class indices: always. Probabilities: where none of their sums s is negative, since Λ = s (diag p − p pᵀ)."""
+        if not self.convex or type(self).targets is not CrossEntropy.targets:
+            return self.convex  # targets of the user's own making may need the outputs
+        for batch in data:
+            labels = batches.split_target(batch)[1]
+            if not isinstance(labels, Tensor) or not labels.is_floating_point():
+                return self.convex
+            rows = labels.movedim(self.class_dim, -1).flatten(0, -2)
+            if bool((self._mass(rows, rows) < 0).any()):
+                return False
+        return self.convex
 
     def targets(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The target of every token: class indices, or probabilities of the logits' shape."""
@@ -148,13 +165,23 @@ class CrossEntropy(Loss):
     def sqrt_curvature(self, outputs: Tensor, batch: Batch, z: Tensor) -> Tensor:
         """√s (diag √p − p √pᵀ) z, row by row."""
         z = z.movedim(self.class_dim, -1).reshape(-1, outputs.shape[self.class_dim])
-        return self._in_rows(outputs, batch, lambda f, s: closed_form.cross_entropy_sqrt_curvature(f, s, z))
+        return self._in_rows(outputs, batch, lambda f, s: closed_form.cross_entropy_sqrt_curvature(f, _with_root(s), z))
 
     def sample(self, outputs: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
         """√s (p − e_y) with y drawn from p."""
 
         def draw(logits: Tensor, mass: Tensor) -> Tensor:
             uniform = torch.rand(len(logits), generator=generator, dtype=torch.float64).to(logits.device)
-            return closed_form.cross_entropy_sample(logits, mass, uniform)
+            return closed_form.cross_entropy_sample(logits, _with_root(mass), uniform)
 
         return self._in_rows(outputs, batch, draw)
+
+
+def _with_root(mass: Tensor) -> Tensor:
+    """The masses of the tokens, none of them negative."""
+    if bool((mass < 0).any()):
+        raise CurvlensError(
+            f"The labels of a token sum to {float(mass.min()):.3g}: with a negative sum the cross-entropy is no "
+            "log-likelihood, and its output Hessian has no square root. Use ggn or hessian, which take such labels."
+        )
+    return mass

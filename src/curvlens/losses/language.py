@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -109,9 +111,29 @@ def decoder_inputs(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor |
     given = inputs.get("decoder_input_ids")
     if isinstance(given, Tensor):
         return given
+    if labels is None:
+        raise CurvlensError(
+            "An encoder-decoder model needs 'labels' (or 'decoder_input_ids' and 'labels') in the batch."
+        )
     for rule in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
-        if labels is not None and hasattr(model, rule):
-            shifted = getattr(model, rule)(labels)
+        if hasattr(model, rule):
+            shifted = getattr(model, rule)(labels.clone())  # FSMT's rule writes into them
             assert isinstance(shifted, Tensor)
             return shifted
-    raise CurvlensError("An encoder-decoder model needs 'labels' (or 'decoder_input_ids' and 'labels') in the batch.")
+    return _shifted_as_its_module_does(model, labels)
+
+
+def _shifted_as_its_module_does(model: nn.Module, labels: Tensor) -> Tensor:
+    """``shift_tokens_right`` of the file that a model is written in: Whisper, M2M100 and Blenderbot have no method."""
+    for kind in (kind for module in model.modules() for kind in type(module).__mro__):
+        shift = getattr(sys.modules.get(kind.__module__), "shift_tokens_right", None)
+        if shift is not None:
+            config: Any = model.config
+            wanted = [name for name in inspect.signature(shift).parameters if hasattr(config, name)]
+            shifted = shift(labels.clone(), **{name: getattr(config, name) for name in wanted})
+            assert isinstance(shifted, Tensor)
+            return shifted
+    raise CurvlensError(
+        f"{type(model).__name__} does not say how its decoder's inputs are made from the labels. Give both in the "
+        "batch: 'decoder_input_ids' and 'labels'."
+    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvlens import batches
 from curvlens.batches import Batch
 from curvlens.calculus import losses as closed_form
 from curvlens.errors import CurvlensError
-from curvlens.losses.base import Loss, describe
+from curvlens.losses.base import Loss, Outputs, describe, main_output
 
 
 class MSE(Loss):
@@ -19,6 +19,10 @@ class MSE(Loss):
 
     def __repr__(self) -> str:
         return "MSE()"
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
+        """What the model returns; of a tuple the first entry, of a Hugging Face output the logits."""
+        return main_output(batches.call(model, batches.split_target(batch)[0]))
 
     def sum_and_count(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, int]:
         """‖f − y‖² and the number of entries."""

@@ -34,9 +34,14 @@ class FromOutputs(Loss):
         """Call the user's function and check that it returned a pair."""
         try:
             result = getattr(self._loss, "sum_and_count", self._loss)(outputs, batch)
-        except TypeError as error:
+        except (AttributeError, TypeError) as error:
             if "not callable" not in str(error):
-                raise
+                if not _about_the_outputs(error, outputs):
+                    raise
+                raise CurvlensError(
+                    f"The loss failed: {error}. It is given what the model returns, here {describe(outputs)}; of a "
+                    "Hugging Face output the logits themselves. Take what you need: outputs[0] of a tuple."
+                ) from error
             raise CurvlensError(
                 f"The loss was called with (outputs, batch) and tried to call its arguments: {error}. If it is a "
                 "function of the model itself, call its first parameter `model`, or wrap it: losses.FromModel(loss)."
@@ -47,6 +52,12 @@ class FromOutputs(Loss):
                 "both, without dividing. A function of the model itself has `model` as its first parameter."
             )
         return result
+
+
+def _about_the_outputs(error: Exception, outputs: Outputs) -> bool:
+    """Whether a loss took its outputs for something else: a tuple for a tensor, or logits for all of an output."""
+    kind = type(outputs).__name__
+    return f"{kind!r} object has no attribute" in str(error) or f"must be Tensor, not {kind}" in str(error)
 
 
 class FromModel(Loss):

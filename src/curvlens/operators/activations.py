@@ -31,7 +31,7 @@ class ActivationHessian(Operator):
             dtype=problem.dtype,
             device=problem.device,
             symmetric=True,
-            psd=of == "ggn" and problem.loss_function.convex,
+            psd=of == "ggn" and problem.loss_function.convex_on(problem.data),
             name=f"{of} by the activations of {said}",
         )
         self.problem, self.path, self.call, self.of = problem, path, call, of

@@ -15,7 +15,7 @@ from curvlens.problem import Problem
 def ggn(problem: Problem) -> Curvature:
     """G = Jᵀ Λ J with the Jacobian J = ∂f/∂θ of the outputs and the Hessian Λ = ∂²ℓ/∂f² of the loss at them.
 
-    Positive semidefinite where the loss is convex in the outputs.
+    Positive semidefinite where the loss is convex in the outputs, with the labels of the data.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
@@ -34,4 +34,7 @@ def ggn(problem: Problem) -> Curvature:
         return graph.seam.sqrt_curvature(drawn(graph.seam, seed, signs))
 
     loss = problem.loss_function
-    return gauss_newton(problem, middle, name="GGN", psd=loss.convex, root=root if loss.has_sqrt_curvature else None)
+    with problem.isolated():
+        convex = loss.convex_on(problem.data)
+    has_root = loss.has_sqrt_curvature and (convex or not loss.convex)
+    return gauss_newton(problem, middle, name="GGN", psd=convex, root=root if has_root else None)

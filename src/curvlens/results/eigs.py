@@ -58,6 +58,11 @@ class Eigs(Result):
         """
         order = [parse(key, tuple(shape)) for key, shape in self.shapes.items()]
         named = self.maps.get(by, self.blocks if by == "block" else None)
+        if by == "head" and self.maps and named is None:
+            raise CurvlensError(
+                "by='head': how many heads the model has was not known. Say it: Problem(..., heads=6), and compute the "
+                "eigenvectors for that problem."
+            )
         if named:
             blocks = Blocks([self._block(name, keys) for name, keys in named.items()], order)
         else:

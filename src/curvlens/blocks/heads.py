@@ -1,0 +1,103 @@
+"""How many heads an attention has: as the user says it, or as its modules tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from curvlens.blocks.family import HEAD_COUNTS
+from curvlens.errors import CurvlensError, listing
+
+Number = int | tuple[int, int]
+"""A number of heads; with grouped queries that of the queries and that of the keys."""
+Heads = Number | Mapping[str, Number]
+"""The same for every attention, or by its name or a pattern: ``{"h.0.attn": 6}``."""
+
+QUERIES = (*HEAD_COUNTS, "heads", "nhead", "nheads", "n_attention_heads", "num_attn_heads")
+"""What modules and their configurations call the number of query heads."""
+KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads", "n_key_value_heads")
+"""The same for keys and values, where groups of queries share them."""
+CONFIGURATIONS = ("config", "cfg", "args", "hparams")
+"""Where modules keep their settings."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """The heads of one attention."""
+
+    queries: int
+    keys: int | None = None
+    """None if nobody told: what the shapes say, which is the same number where queries and keys have one size."""
+
+    def __str__(self) -> str:
+        return str(self.queries) if self.keys is None else f"({self.queries}, {self.keys})"
+
+
+class Said:
+    """The user's ``heads=``."""
+
+    def __init__(self, heads: Heads | None) -> None:
+        given = heads if isinstance(heads, Mapping) else {} if heads is None else {"*": heads}
+        self._counts = {pattern: _count(pattern, number) for pattern, number in given.items()}
+        self._found: set[str] = set()
+        self._met: list[str] = []
+
+    def of(self, names: Sequence[str]) -> Count | None:
+        """What was said of the attention that has these names, the first of which is the one of its blocks."""
+        self._met.append(names[0])
+        hits = [pattern for pattern in self._counts if any(fnmatchcase(name, pattern) for name in names)]
+        self._found.update(hits)
+        return self._counts[hits[0]] if hits else None
+
+    def require_all_found(self) -> None:
+        """A name that no attention has is a mistake."""
+        lost = [pattern for pattern in self._counts if pattern not in self._found]
+        if lost:
+            if not self._met:
+                raise CurvlensError(
+                    "heads= was given, and no attention is known in this model. Leave it out, or give the architecture "
+                    "a Family of rules: Problem(..., blocks=family, heads=...)."
+                )
+            raise CurvlensError(
+                f"heads= names {listing(lost)}, and no attention is called so. Attention here: "
+                f"{listing(dict.fromkeys(self._met))}."
+            )
+
+
+def _count(pattern: object, number: Any) -> Count:
+    pair = number if isinstance(number, tuple) and len(number) == 2 else (number, number)
+    good = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair)
+    if not isinstance(pattern, str) or not good or pair[0] % pair[1]:
+        raise CurvlensError(
+            f"heads={number!r}, expected a number of heads (6), with grouped queries those of queries and keys (6, 2), "
+            "or a dict of them by attention, {'h.0.attn': 6}."
+        )
+    return Count(pair[0], pair[1] if isinstance(number, tuple) else None)
+
+
+def told(around: Sequence[nn.Module]) -> Iterator[Count]:
+    """What the modules that hold a parameter tell, or their configurations; the nearest first."""
+    tellers = [
+        teller
+        for module in around
+        for teller in (module, *(getattr(module, name, None) for name in CONFIGURATIONS))
+        if teller is not None
+    ]
+    keys = next(_numbers(tellers, KEYS), None)
+    for queries in dict.fromkeys(_numbers(tellers, QUERIES)):
+        if keys is not None and queries % keys == 0:
+            yield Count(queries, keys)
+        yield Count(queries)
+
+
+def _numbers(tellers: Iterable[Any], names: Iterable[str]) -> Iterator[int]:
+    names = tuple(names)
+    for teller in tellers:
+        for name in names:
+            number = teller.get(name) if isinstance(teller, Mapping) else getattr(teller, name, None)
+            if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+                yield number

@@ -1,0 +1,188 @@
+"""The number of heads: told by the model, seen in a pass, said by the user, or an error; never blocks instead."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import curvlens as cl
+import small
+from curvlens.blocks import map_blocks
+from lookalikes import Fused, NanoGPT, reference
+from test_blocks import gauge
+from truth import Truth
+
+WIDTH, HEADS = 8, 2
+TOKENS = torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(0))
+
+
+class Attention(nn.Module):
+    """nanoGPT's attention, fused, with ``keys`` heads of keys and values; how many there are stands nowhere."""
+
+    def __init__(self, heads: int = HEADS, keys: int = HEADS, how: str = "view") -> None:
+        super().__init__()
+        own = WIDTH // heads * keys
+        self.c_attn, self.c_proj = nn.Linear(WIDTH, WIDTH + 2 * own), nn.Linear(WIDTH, WIDTH)
+        self.mix = self._mix(heads, keys, own, how)
+
+    @staticmethod
+    def _mix(heads: int, keys: int, own: int, how: str) -> Any:
+        def cut(x: Tensor, n: int) -> Tensor:
+            if how == "view":
+                return x.view(*x.shape[:2], n, x.shape[2] // n).transpose(1, 2)
+            return torch.stack(torch.split(x, x.shape[2] // n, 2), 1)
+
+        def mix(qkv: Tensor) -> Tensor:
+            q, k, v = torch.split(qkv, [WIDTH, own, own], 2)
+            q, k, v = cut(q, heads), *(cut(x, keys).repeat_interleave(heads // keys, 1) for x in (k, v))
+            future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+            scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(future, -torch.inf)
+            mixed: Tensor = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+            return mixed
+
+        return mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.c_proj(self.mix(self.c_attn(x)))
+        return y
+
+
+def model(**options: Any) -> Any:
+    torch.manual_seed(1)
+    result: Any = NanoGPT(WIDTH)
+    result.transformer["h"][0].attn = Attention(**options)
+    return result.double().eval()
+
+
+def problem(of: nn.Module, **options: Any) -> cl.Problem:
+    return cl.Problem(of, TOKENS, cl.losses.CausalLM(), **options)
+
+
+def flatness(p: cl.Problem, keys: int, group: int = 1) -> float:
+    """The largest ‖G v‖ of all gauge directions v of all heads, relative to λ_max ‖v‖."""
+    G = cl.ggn(p)
+    width = WIDTH // keys // group
+    scale = float(cl.eigs(G, 1, tol=1e-3, check_copies=False).values[-1])
+    found = []
+    for j in range(keys):
+        S = small.direction(width * width, seed=j).view(width, width)
+        for left, right in (("q", "k"), ("v", "o")):
+            v = gauge(p, "h.0.attn", left, right, S, j, group, -1.0)
+            found.append(float((G @ v).norm()) / scale / float(v.norm()))
+    return max(found)
+
+
+@pytest.mark.parametrize("name", ["n_head", "num_heads", "heads", "n_heads", "num_attention_heads"])
+@pytest.mark.parametrize("where", ["attention", "its config", "layer", "model's config"])
+def test_told_by_the_model(name: str, where: str) -> None:
+    of = model(how="split")
+    layer = of.transformer["h"][0]
+    teller = {"attention": layer.attn, "layer": layer}.get(where) or SimpleNamespace()
+    setattr(teller, name, HEADS)
+    if "config" in where:
+        (layer.attn if where == "its config" else of).config = teller
+    blocks = map_blocks(of)
+    assert {role: blocks[f"h.0.attn.{role}"].n_heads for role in "qkvo"} == dict.fromkeys("qkvo", HEADS)
+    assert list(blocks.by("head")) == list(map_blocks(NanoGPT(WIDTH)).by("head"))
+
+
+def test_seen_in_a_forward_pass() -> None:
+    p = problem(model())
+    assert [b for b in p.blocks.by("head") if b.startswith("h.0.attn.q")] == ["h.0.attn.q.0", "h.0.attn.q.1"]
+    assert flatness(p, HEADS) < 1e-11
+    true = Truth(p.model, [TOKENS], _rows, square=False).hessian
+    weight = torch.arange(3 * WIDTH * WIDTH).view(3, HEADS, WIDTH // HEADS, WIDTH)[1, 1].flatten()
+    bias = 3 * WIDTH * WIDTH + torch.arange(3 * WIDTH).view(3, HEADS, WIDTH // HEADS)[1, 1]
+    rows = p.layout.slices["transformer.h.0.attn.c_attn.weight"].start + torch.cat([weight, bias])
+    own = cl.hessian(p)["h.0.attn.k.1"].dense()
+    assert small.relative(own, true[rows][:, rows]) < 1e-10
+    assert set(p.blocks.by("head")) > {"h.0.mlp.up", "h.0.norm1", "embed"}  # what has no heads keeps its block
+
+
+def _rows(of: Any, batch: Tensor) -> tuple[Tensor, Tensor]:
+    return of(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten()
+
+
+def test_not_known_is_an_error_that_says_how_to_give_it() -> None:
+    p = problem(model(how="split"))
+    H, G = cl.hessian(p), cl.ggn(p)
+    assert p.blocks["h.0.attn.q"].n_heads == 0
+    saying = r"Problem\(\.\.\., heads=6\)"
+    for ask in (
+        lambda: p.blocks.by("head"),
+        lambda: cl.trace(G, samples=2, by="head"),
+        lambda: cl.frobenius(H, samples=2, by="head"),
+        lambda: H.blocks("head"),
+        lambda: H["h.0.attn.q.0"],
+        lambda: H["h.*.attn.?.1"],
+        lambda: cl.eigs(H, 1, tol=1e-2).mass("head"),
+        lambda: problem(p.model, blocks={"first": "h.0.attn.q.0"}),
+    ):
+        with pytest.raises(cl.CurvlensError, match=saying):
+            ask()
+    assert "h.0" in cl.trace(G, samples=2, by="layer")  # nothing else needs heads
+    assert cl.trace(cl.ggn(problem(p.model, params="h.0.mlp.*")), samples=2, by="head")
+
+
+@pytest.mark.parametrize("heads", [2, (2, 2), {"h.0.attn": 2}, {"h.*": (2, 2)}, {"transformer.h.0.attn": 2}])
+def test_said_by_the_user(heads: Any) -> None:
+    p = problem(model(how="split"), heads=heads)
+    assert list(p.blocks.by("head")) == list(problem(model()).blocks.by("head"))
+    assert flatness(p, HEADS) < 1e-11
+
+
+def test_a_wrong_number_breaks_the_gauge_and_overrides_the_model() -> None:
+    of = model()
+    of.transformer["h"][0].attn.n_head = HEADS
+    assert flatness(problem(of), HEADS) < 1e-11
+    assert flatness(problem(of, heads=1), 1) > 1e-4
+
+
+@pytest.mark.parametrize("how", ["view", "split", "told"])
+def test_grouped_queries_in_a_fused_tensor(how: str) -> None:
+    of = model(heads=4, keys=2, how="view" if how == "view" else "split")
+    if how == "told":
+        of.config = {"n_head": 4, "n_kv_head": 2}
+    p = problem(of, heads=(4, 2) if how == "split" else None)
+    assert {role: p.blocks[f"h.0.attn.{role}"].n_heads for role in "qkvo"} == {"q": 4, "k": 2, "v": 2, "o": 4}
+    assert flatness(p, 2, group=2) < 1e-11
+
+
+def test_grouped_queries_are_not_cut_in_three_where_the_heads_are_unknown() -> None:
+    blocks = problem(model(heads=4, keys=1, how="split")).blocks  # 8 + 2 + 2 rows: three times 4, none of them q
+    assert "h.0.attn.q" not in blocks
+    with pytest.raises(cl.CurvlensError, match="queries and keys"):
+        blocks.by("head")
+
+
+def test_roles_that_alternate_are_not_cut_where_the_heads_are_unknown() -> None:
+    of: Any = Fused(reference(), interleaved=True)
+    for layer in of.layers:
+        del layer.attention.head_size
+    assert "h.0.attn.q" not in map_blocks(of)
+    p = problem(of)
+    assert p.blocks.to_dict() == problem(Fused(reference(), interleaved=True)).blocks.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [
+        (3, "does not fit 'h.0.attn'"),
+        (0, "expected a number of heads"),
+        ((4, 3), "expected a number of heads"),
+        ({"h.7.attn": 2}, "Attention here: 'h.0.attn'"),
+        ("two", "expected a number of heads"),
+    ],
+)
+def test_heads_that_cannot_be(heads: Any, said: str) -> None:
+    with pytest.raises(cl.CurvlensError, match=said.replace("(", r"\(")):
+        problem(model(), heads=heads)
+
+
+def test_heads_of_a_model_without_attention() -> None:
+    with pytest.raises(cl.CurvlensError, match="no attention is known"):
+        cl.Problem(nn.Linear(4, 3), (torch.zeros(1, 4), torch.zeros(1, 3)), cl.losses.MSE(), heads=2)
