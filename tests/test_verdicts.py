@@ -17,6 +17,7 @@ from curvlens.experiments.page import _reference_row
 from curvlens.experiments.reference import Comparison, Reference, compared, differences, references
 from curvlens.experiments.slides.gauss_newton import ATTENTION, MLPS
 from curvlens.experiments.sweeps import Sweep, mean
+from curvlens.experiments.verdicts import judged_parts
 
 Make = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -137,8 +138,23 @@ def test_the_gauss_newton_matrix_at_the_top() -> None:
     assert verdict("ggn-top", "ggn-top", gauss_newton(every), seeds=2) == "undecided"
     some = found("ggn-top", "ggn-top", gauss_newton({("scalar", 1.0)}))
     assert some.verdict == "holds when"
-    assert some.regime.count("scalar attention against") == 2
-    assert "at a residual of 1;" in some.regime
+    assert some.regime == "scalar attention against every MLP at a residual of 1"
+
+
+@pytest.mark.parametrize(
+    ("parts", "said", "told"),
+    [
+        ({"a": True, "b": True}, "holds", ""),
+        ({"a": True, "b": None, "c": False}, "holds when", " Undecided: b. Not so: c."),
+        ({"a": False, "b": False}, "does not hold", ""),
+        ({"a": False, "b": None}, "undecided", " Undecided: b. Not so: a."),
+        ({"a": None, "b": None}, "undecided", ""),
+        ({}, "undecided", ""),
+    ],
+)
+def test_a_claim_fails_only_if_no_part_may_hold(parts: Mapping[str, bool | None], said: str, told: str) -> None:
+    finding = judged_parts("heads", "Measured.", parts)
+    assert (finding.verdict, finding.measured) == (said, f"Measured.{told}")
 
 
 # The full block

@@ -231,8 +231,8 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
 
 _WORDS = (
     "*Holds* is what is so wherever it was measured; *holds when* is what is so for a part of what is claimed, some of "
-    "the blocks or at least a decade of the range, and says which; *does not hold* is what is so for none; *undecided* "
-    "is what the seeds cannot tell, *open* what no experiment bears on yet. H is the Hessian of the loss, H_o its "
+    "the blocks or at least a decade of the range, and says which; *does not hold* is what is so for no part of it; "
+    "*undecided* is what holds for no part, as far as the seeds can tell, and may for some; *open* what no experiment bears on yet. H is the Hessian of the loss, H_o its "
     "outer (Gauss–Newton) part and H_f = H − H_o its functional part; H(Q) or H(Q,Q) is the block of W_Q, H(V,Q) that "
     "of two weights; norms are Frobenius norms unless they are called spectral. T-outer and T-functional part are the "
     "same split made at the scores T. σ is the standard deviation of the embeddings. Attention is even where all "

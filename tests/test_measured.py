@@ -1,0 +1,99 @@
+"""Experiments against automatic differentiation, and the random numbers that they draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from curvlens.experiments import EXPERIMENTS, Effort, Experiment
+from curvlens.experiments.draws import Draws, stream
+from curvlens.experiments.first_paper.differentiated import flat_hessian, functional_part
+from curvlens.experiments.slides import gauss_newton
+from curvlens.experiments.slides.scalar_layer import scalar_layer
+
+# Random numbers
+
+
+def test_purposes_of_one_seed_are_independent() -> None:
+    """Over many seeds, no number of one stream is correlated with the same or another number of the other."""
+    seeds, first = range(400), 12
+    one, other = (torch.stack([Draws(seed, each)(first) for seed in seeds]) for each in ("", "noise"))
+    again = torch.stack([Draws(seed, "noise")(first) for seed in seeds])
+    assert torch.equal(other, again)
+    crossed = (one - one.mean(0)).T @ (other - other.mean(0)) / len(seeds)
+    assert float(crossed.abs().max()) < 5 / len(seeds) ** 0.5
+    assert len({stream(seed, each) for seed in range(1000) for each in ("", "noise", "weights")}) == 3000
+
+
+def test_a_seed_without_a_purpose_is_the_stream_that_stored_points_are_of() -> None:
+    plain = torch.randn(3, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    assert torch.equal(Draws(7)(3), plain)
+
+
+TRAINED = {"depth", "training", "sink-gpt", "feedforward"}
+"""Draw their networks in one go, by torch's own generator; `published` as the authors do."""
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [e for e in EXPERIMENTS if not e.data and e.name not in TRAINED | {"published", "published-deep"}],
+    ids=lambda experiment: experiment.name,
+)
+def test_no_point_draws_one_stream_twice(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One point of each kind: two streams of the same seed and purpose would be the same numbers."""
+    built: list[tuple[int, str]] = []
+    init = Draws.__init__
+
+    def noted(self: Draws, seed: int, purpose: str = "") -> None:
+        built.append((seed, purpose))
+        init(self, seed, purpose)
+
+    monkeypatch.setattr(Draws, "__init__", noted)
+    kinds: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for config in experiment.points(Effort(quick=True, seeds=1)):
+        kinds.setdefault(tuple(value for value in config.values() if isinstance(value, str)), config)
+    for config in kinds.values():
+        built.clear()
+        experiment.measure(config)
+        assert len(built) == len(set(built)) >= 1, config
+
+
+@pytest.mark.parametrize("network", gauss_newton.NETWORKS)
+def test_the_top_of_hessian_and_gauss_newton_matrix_by_differentiation(network: str) -> None:
+    """The largest eigenvalues of every network, with residuals that do not come from its tokens."""
+    config = {"network": network, "residual": 10.0, "seed": 3}
+    width, draw = 6, Draws(3)
+    x = draw(16, 10) if network == "scalar" else draw(16, 10, width)
+    if network == "scalar":
+        _, q, k, v, _ = scalar_layer(3, width, 1.0)
+        weights = [q, k, torch.tensor([v], dtype=x.dtype)]
+    else:
+        count = {"mlp": 2, "deep mlp": 4, "relu mlp": 2, "gelu mlp": 2}.get(network, 3)
+        weights = [draw(width, width, scale=width**-0.5) for _ in range(count)]
+
+    def output(*w: Tensor) -> Tensor:
+        if network == "scalar":
+            mixed = ((w[0] @ w[1] / width**0.5) * x[:, :, None] * x[:, None]).softmax(-1) @ x[..., None]
+            return w[2] * mixed.squeeze(-1)
+        if "attention" in network:
+            scores = x @ w[0] @ w[1].mT @ x.mT / width**0.5
+            return (scores if network.startswith("linear") else scores.softmax(-1)) @ x @ w[2]
+        if network in gauss_newton.BENT:
+            return getattr(F, gauss_newton.BENT[network])(x @ w[0]) @ w[1]
+        out = x
+        for weight in w:
+            out = out @ weight.mT
+        return out
+
+    out = output(*weights)
+    target = out + 10 * out.std() * Draws(3, "noise")(*out.shape)
+    H = flat_hessian(lambda *w: (output(*w) - target).square().mean(), weights)
+    ggn = H - functional_part(output, weights, target)
+    found = gauss_newton.measure(config)
+    for name, matrix in (("hessian", H), ("ggn", ggn)):
+        assert found[name] == pytest.approx(float(torch.linalg.eigvalsh(matrix)[-1]), rel=1e-9)
