@@ -10,11 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from curvlens.experiments import EXPERIMENTS, Effort, Experiment
+import curvlens as cl
+from curvlens.data import Addition
+from curvlens.experiments import EXPERIMENTS, Effort, Experiment, setting
 from curvlens.experiments.draws import Draws, stream
+from curvlens.experiments.first_paper import entries, heads, value_functional
 from curvlens.experiments.first_paper.differentiated import flat_hessian, functional_part
+from curvlens.experiments.full_block import within_block
+from curvlens.experiments.learners import trained
 from curvlens.experiments.slides import gauss_newton
 from curvlens.experiments.slides.scalar_layer import scalar_layer
+from networks import gpt, set_weights
 
 # Random numbers
 
@@ -35,7 +41,7 @@ def test_a_seed_without_a_purpose_is_the_stream_that_stored_points_are_of() -> N
     assert torch.equal(Draws(7)(3), plain)
 
 
-TRAINED = {"depth", "training", "sink-gpt", "feedforward"}
+TRAINED = {"depth", "training", "sink-gpt", "feedforward", "within-block"}
 """Draw their networks in one go, by torch's own generator; `published` as the authors do."""
 
 
@@ -97,3 +103,66 @@ def test_the_top_of_hessian_and_gauss_newton_matrix_by_differentiation(network: 
     found = gauss_newton.measure(config)
     for name, matrix in (("hessian", H), ("ggn", ggn)):
         assert found[name] == pytest.approx(float(torch.linalg.eigvalsh(matrix)[-1]), rel=1e-9)
+
+
+@pytest.mark.parametrize(("behind", "norm"), [("relu", "none"), ("pre relu", "pre")])
+def test_the_differentiated_value_block_is_that_of_figure_3(behind: str, norm: Any) -> None:
+    """Automatic differentiation against the closed form: in total, and in the part that Theorem 3.2 says is zero."""
+    found = value_functional.measure({"width": 16, "behind": behind, "sigma": 0.3, "seed": 1})
+    H = setting.block_hessian(16, sigma=0.3, seed=1, norm=norm)
+    assert found["total"] == pytest.approx(H.norm("V", "total"), rel=1e-10)
+    assert found["functional"] == pytest.approx(H.norm("V", "functional"), rel=1e-10)
+    assert (found["functional"] == 0) == (norm == "none")
+
+
+def test_the_value_block_bends_behind_a_gelu() -> None:
+    """Against the reference GPT, assembled; about a third of the block, and with σ²."""
+    task, width = Addition(), 16
+    w = setting.weights(width, sigma=0.1, seed=1, task=task)
+    model = gpt(width, 1, activation="gelu")
+    set_weights(model, w)
+    ids, labels = task.batch(setting.SEQUENCES, seed=1)
+    truth = cl.assembly.read(model).hessian(ids, labels=labels, wrt=["h.0.attn.v.weight"])
+    found = value_functional.measure({"width": width, "behind": "gelu", "sigma": 0.1, "seed": 1})
+    assert found["functional"] == pytest.approx(truth.functional.norm(), rel=1e-9)
+    assert found["total"] == pytest.approx(truth.total.norm(), rel=1e-9)
+    assert 0.1 < found["functional"] / found["total"] < 1
+    wide = {"width": 32, "sigma": 0.1, "seed": 1}
+    assert value_functional.measure(wide | {"behind": "relu"})["functional"] == 0
+    assert (
+        value_functional.measure(wide | {"behind": "gelu"})["functional"] > 0
+    )  # so that the zero is no matter of course
+
+
+@pytest.mark.parametrize("norm", ["pre", "none"])
+def test_norms_inside_a_block_are_those_of_the_differentiated_hessian(norm: str) -> None:
+    config = {"norm": norm, "steps": 0, "seed": 0}
+    found = within_block.measure(config)
+    model = trained(Addition(digits=2), seed=0, steps=0, n_layer=2, norm=norm)
+    problem = cl.Problem(model, [Addition(digits=2).batch(16, seed=0)], cl.losses.CrossEntropy())
+    H = cl.hessian(problem)
+    groups = ("attn", "mlp", "norm")[: 3 if norm == "pre" else 2]
+    names = [[n for n, _ in model.named_parameters() if n.startswith(f"h.1.{group}")] for group in groups]
+    parts = [H[each].dense() for each in names]
+    whole = H[[n for each in names for n in each]].dense()
+    for i, part in enumerate(parts):
+        assert found["frobenius"][1][i][i] == pytest.approx(float(part.norm()), rel=1e-8)
+        assert found["spectral"][1][i][i] == pytest.approx(float(torch.linalg.matrix_norm(part, 2)), rel=1e-8)
+    squares = torch.tensor(found["frobenius"][1], dtype=torch.float64).square()
+    assert float(squares.sum().sqrt()) == pytest.approx(float(whole.norm()), rel=1e-8)
+
+
+def test_entries_of_the_query_block_are_the_larger_ones_at_large_embeddings() -> None:
+    for sigma, sign in ((0.2, 1), (2.0, -1)):
+        medians = [
+            entries.measure({"width": 16, "sigma": sigma, "kind": "softmax", "seed": seed})["median"]
+            for seed in range(4)
+        ]
+        assert all(sign * (each["V"] - each["Q"]) > 0 for each in medians)
+
+
+@pytest.mark.parametrize("value", heads.VALUES)
+def test_heads_of_every_scale_are_exact(value: str) -> None:
+    found = heads.measure({"heads": 2, "value": value, "seed": 0})
+    assert found["apart"] < 1e-12
+    assert found["between"] == 0
