@@ -83,17 +83,18 @@ def test_the_top_of_hessian_and_gauss_newton_matrix_by_differentiation(network: 
         weights = [draw(width, width, scale=width**-0.5) for _ in range(count)]
 
     def output(*w: Tensor) -> Tensor:
+        out: Tensor = x
         if network == "scalar":
             mixed = ((w[0] @ w[1] / width**0.5) * x[:, :, None] * x[:, None]).softmax(-1) @ x[..., None]
-            return w[2] * mixed.squeeze(-1)
-        if "attention" in network:
+            out = w[2] * mixed.squeeze(-1)
+        elif "attention" in network:
             scores = x @ w[0] @ w[1].mT @ x.mT / width**0.5
-            return (scores if network.startswith("linear") else scores.softmax(-1)) @ x @ w[2]
-        if network in gauss_newton.BENT:
-            return getattr(F, gauss_newton.BENT[network])(x @ w[0]) @ w[1]
-        out = x
-        for weight in w:
-            out = out @ weight.mT
+            out = (scores if network.startswith("linear") else scores.softmax(-1)) @ x @ w[2]
+        elif network in gauss_newton.BENT:
+            out = getattr(F, gauss_newton.BENT[network])(x @ w[0]) @ w[1]
+        else:
+            for weight in w:
+                out = out @ weight.mT
         return out
 
     out = output(*weights)
@@ -134,6 +135,7 @@ def test_the_value_block_bends_behind_a_gelu() -> None:
     )  # so that the zero is no matter of course
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("norm", ["pre", "none"])
 def test_norms_inside_a_block_are_those_of_the_differentiated_hessian(norm: str) -> None:
     config = {"norm": norm, "steps": 0, "seed": 0}

@@ -306,7 +306,8 @@ def test_whether_the_diagonal_dominates_inside_a_block() -> None:
     assert verdict("within-block", "diagonal", within(lambda c: 5.0)) == "holds"
     assert verdict("within-block", "diagonal", within(lambda c: 0.5)) == "does not hold"
     some = found("within-block", "diagonal", within(lambda c: 5.0 if (c["norm"], c["steps"]) == ("none", 0) else 0.5))
-    assert (some.verdict, some.regime) == ("holds when", "no norm, at initialisation")
+    rows = [f"the row of {group}, no norm, at initialisation" for group in ("attention", "feed-forward")]
+    assert (some.verdict, some.regime) == ("holds when", "; ".join(rows))
     assert "attention with feed-forward 0.2" in some.measured
 
 

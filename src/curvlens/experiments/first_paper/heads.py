@@ -139,6 +139,7 @@ def report(records: Sequence[Record]) -> Report:
         "One layer of heads that share the width. The functional part by automatic differentiation; the closed form "
         f"agrees with it to {closed:.0e}. Both are drawn on one axis: a share of entries, and a ratio of norms.",
         panels,
+        columns=3,
     )
     return Report((chart,), (_heads(records, sparse, small, texts), _low_rank(records)))
 
@@ -153,10 +154,11 @@ def _heads(
     between = max(record.result["between"] for record in records)
     parts = {f"as a count of entries, {name}": holds for name, holds in sparse.items()}
     parts |= {f"by norm, {name}": holds for name, holds in small.items()}
+    hollow = max(record.result["hollow"] for record in where(records, value="full"))
     text = (
-        f"By automatic differentiation blocks of H_f between heads are {between:.1g} of ‖H_f‖. {'. '.join(texts)}. The "
-        f"outer part dominates if H_f has fewer entries with every step and at last less than {HALF:.0%}, and ‖H_o‖ "
-        f"is {DOMINATES:g} times ‖H_f‖."
+        f"By automatic differentiation blocks of H_f between heads are {between:.1g} of ‖H_f‖, and the blocks (V, V) "
+        f"of a full value {hollow:.1g}. {'. '.join(texts)}. The outer part dominates if H_f has fewer entries with "
+        f"every step and at last less than {HALF:.0%}, and ‖H_o‖ is {DOMINATES:g} times ‖H_f‖."
     )
     if between > ROUNDING:
         return judged("heads", text, holds=False)

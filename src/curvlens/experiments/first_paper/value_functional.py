@@ -153,17 +153,17 @@ def _zero(records: Sequence[Record], shares: Mapping[str, Sweep], largest: float
             continue
         small = share.within(*SMALL)
         grown = sweep(where(records, behind=behind), "sigma", "functional").law(SMALL)
-        texts.append(
-            f"{BEHIND[behind]}: {ratio(small.values[:, 0], torch.ones(len(small.values)))} at σ = {small.x[0]:g}, "
-            f"{ratio(share.values[:, -1], torch.ones(len(share.values)))} at σ = {share.x[-1]:g}, with ‖H_f(V)‖ of "
-            f"σ^{grown.slope:.2f} for σ ≤ {SMALL[1]:g}"
+        ends = [ratio(each, torch.ones_like(each)) for each in (small.values[:, 0], share.values[:, -1])]
+        at = ", ".join(
+            f"{end.value:.2g} ({end.low:.2g} to {end.high:.2g}) at σ = {x:g}"
+            for end, x in zip(ends, (small.x[0], share.x[-1]), strict=True)
         )
+        texts.append(f"{BEHIND[behind]}: {at}, with ‖H_f(V)‖ of σ^{grown.slope:.2f} for σ ≤ {SMALL[1]:g}")
     return judged_parts(
         "value-functional",
         f"‖H_f(V)‖/‖H(V)‖ by automatic differentiation, by what lies behind attention: {'; '.join(texts)}. Zero is at "
         f"most {ROUNDING:.0e}. At the width of Figure 3a {PROBES} random directions of each of its networks are mapped "
-        f"to {largest:.1g}. The theorem is of one layer with the loss right behind it: what is piecewise linear behind "
-        "it changes nothing, what bends does.",
+        f"to {largest:.1g}. The theorem is of one layer with the loss right behind it.",
         parts,
     )
 

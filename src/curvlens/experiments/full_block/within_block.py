@@ -17,7 +17,7 @@ from curvlens.experiments.learners import trained
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sources import ARTICLE
 from curvlens.experiments.sweeps import bars, mean, where
-from curvlens.experiments.verdicts import Finding, all_of, judged_parts
+from curvlens.experiments.verdicts import Finding, judged_parts
 from curvlens.figures.charts import Chart, Panel
 
 LAYERS = 2
@@ -80,6 +80,7 @@ def report(records: Sequence[Record]) -> Report:
             ],
             title=title,
             y_label=label,
+            legend=measure_ is _share,
             **axes,
         )
         for measure_, title, label in (
@@ -96,12 +97,13 @@ def report(records: Sequence[Record]) -> Report:
         "with their 95 % intervals.",
         panels,
     )
-    parts, texts = {}, []
+    parts: dict[str, bool | None] = {}
+    texts = []
     for norm, title in NORMS.items():
         for steps, name in zip(stages, names, strict=True):
             of = where(records, norm=norm, steps=steps)
             found = _rows(of)
-            parts[f"{title}, {name}"] = all_of(each.above() for each in found.values())
+            parts |= {f"the row of {group}, {title}, {name}": each.above() for group, each in found.items()}
             coupled = _coupling(of)
             texts.append(
                 f"{title}, {name}: {'; '.join(f'{group} {each}' for group, each in found.items())}; diagonal blocks "
@@ -126,7 +128,7 @@ def _dominated(parts: Mapping[str, bool | None], texts: Sequence[str]) -> Findin
         "Inside one block, a group's diagonal block over the others of its row together (spectral norms, geometric "
         "means over the layers and seeds with their 95 % intervals over the seeds), then the share of the diagonal in "
         "Frobenius norm, and ‖H_af‖/√(‖H_aa‖ ‖H_ff‖) of attention and feed-forward part, 0 if independent. "
-        f"{'. '.join(texts)}. A block is dominated by its diagonal if all these ratios are above 1.",
+        f"{'. '.join(texts)}. A diagonal block dominates its row if the ratio is above 1.",
         parts,
     )
 
