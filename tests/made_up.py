@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from curvlens.calculus import exponents
 from curvlens.experiments.first_paper import growth, moments
-from curvlens.experiments.first_paper.layer import BLOCKS
+from curvlens.experiments.first_paper.layer import BLOCKS, LENGTH
 from curvlens.experiments.parts import SPLIT
 from curvlens.experiments.sizes import UNDERFLOW
 
@@ -46,9 +47,15 @@ def grown(change: Callable[[int], tuple[float, float]], total: Literal["outer", 
     return result
 
 
-def pre_ln(q: tuple[float, ...], v: tuple[float, ...]) -> Result:
+def pre_ln(q: tuple[float, ...], v: tuple[float, ...], below: tuple[float, float] = (0, 0)) -> Result:
+    """Powers of the query and the value block, below the knee and beyond, and how many more there are below √ε."""
+
     def result(config: Mapping[str, Any]) -> dict[str, Any]:
-        sizes = {"Q": law(config["sigma"], *q), "V": law(config["sigma"], *v)}
+        more = min(1.0, config["sigma"] / 0.003)
+        sizes = {
+            block: law(config["sigma"], *powers) * more**extra
+            for block, powers, extra in zip("QV", (q, v), below, strict=True)
+        }
         blocks = (*growth.DIAGONAL, *growth.PAIRS)
         return {"norms": {block: [seeded(config, sizes.get(block, 1 / config["sigma"]))] * 3 for block in blocks}}
 
@@ -59,12 +66,19 @@ def pre_ln(q: tuple[float, ...], v: tuple[float, ...]) -> Result:
 
 
 def entries(
-    soft: tuple[float, float], linear: tuple[float, float], negative: tuple[float, ...] = (0.3, 0.2, 0.1)
+    soft: tuple[float, float],
+    linear: tuple[float, float],
+    negative: tuple[float, ...] = (0.3, 0.2, 0.1),
+    power: float = 0.0,
 ) -> Result:
-    """Medians of query and value with softmax and without, and the shares of negative eigenvalues with it."""
+    """Medians of query and value with softmax and without, and the shares of negative eigenvalues with it.
+
+    The query's median moves from that at σ = 0.2 with a power of σ.
+    """
 
     def result(config: Mapping[str, Any]) -> dict[str, Any]:
         q, v = soft if config["kind"] == "softmax" else linear
+        q += power * math.log10(config["sigma"] / 0.2)
         shares = negative if config["kind"] == "softmax" else (0.0,) * 3
         return {
             "median": {"Q": q + 0.01 * config["seed"], "K": q, "V": v},
@@ -204,9 +218,15 @@ def tempered(outer: tuple[float, ...], functional: tuple[float, ...], cold: floa
     return result
 
 
-def shared(*shares: float) -> Result:
-    """The share of the query-key blocks for each size of the tokens."""
-    return lambda c: {"share": seeded(c, dict(zip((0.5, 1.0, 4.0), shares, strict=True))[c["size"]]), "entropy": 0.5}
+def shared(*shares: float, rise: float = 0.1) -> Result:
+    """The share of the query-key blocks with attention over all, for each size of the tokens; less over few."""
+    sizes = dict(zip((0.5, 1.0, 2.0, 4.0), shares, strict=True))
+
+    def result(config: Mapping[str, Any]) -> dict[str, Any]:
+        few = config["seen"] < LENGTH
+        return {"share": seeded(config, sizes[config["size"]] * (1 - rise * few)), "entropy": 0.5}
+
+    return result
 
 
 def keys(by_width: float, by_keys: float) -> Result:
@@ -249,5 +269,18 @@ def heads(outer: float, filled: float, between: float = 0.0, hollow: float = 0.0
             "hollow": hollow if not low_only or config["heads"] > 1 else 0.0,
             "apart": 1e-15,
         }
+
+    return result
+
+
+def value(*shares: float, wide: float = 0.0) -> Result:
+    """‖H_f(V)‖/‖H(V)‖ by what lies behind attention, and what is left of directions in wide networks."""
+    behind = dict(zip(("unembedding", "relu", "gelu", "pre relu"), shares, strict=True))
+
+    def result(config: Mapping[str, Any]) -> dict[str, Any]:
+        if config["width"] != 16:
+            return {"functional": wide}
+        size = seeded(config, config["sigma"] ** 2)
+        return {"functional": behind[config["behind"]] * size, "total": size}
 
     return result

@@ -12,6 +12,7 @@ import made_up
 from curvlens.experiments import Effort, Finding, Record, Report, named
 from curvlens.experiments.first_paper import deep_findings, growth
 from curvlens.experiments.records import rounded
+from curvlens.experiments.reference import compared
 from curvlens.experiments.sizes import UNDERFLOW
 from made_up import Result
 
@@ -48,8 +49,10 @@ CASES: list[tuple[str, Result, dict[str, str]]] = [
     ("fig5", wrong, {"growth-practical": NO}),
     ("fig3b", made_up.pre_ln((-1.0,), (-1.2,)), {"pre-ln": YES}),
     ("fig3b", made_up.pre_ln((0.0, -1.0), (0.0, -1.5)), {"pre-ln": WHEN}),
+    ("fig3b", made_up.pre_ln((-1.0,), (-1.2,), below=(6, 3)), {"pre-ln": WHEN}),
     ("fig3b", made_up.pre_ln((-1.0,), (-4.0,)), {"pre-ln": NO}),
     ("fig1", made_up.entries((-6.0, -4.0), (0, 0)), {"entries": YES}),
+    ("fig1", made_up.entries((-6.0, -4.0), (0, 0), power=3.0), {"entries": WHEN}),
     ("fig1", made_up.entries((-4.5, -4.0), (0, 0)), {"entries": NO}),
     ("fig1", made_up.entries((-6.0, -4.5), (0, 0)), {"entries": UNDECIDED}),
     (
@@ -94,23 +97,23 @@ CASES: list[tuple[str, Result, dict[str, str]]] = [
     ("temperature", made_up.tempered((-2,), (-1,)), {"temperature": YES, "one-hot": YES}),
     ("temperature", made_up.tempered((1, -2), (1, -1)), {"temperature": WHEN}),
     ("temperature", made_up.tempered((-0.5,), (-0.5,), cold=0.5), {"temperature": NO, "one-hot": NO}),
-    ("dispersion", made_up.shared(0.8, 0.8, 0.8), {"dispersed": YES}),
-    ("dispersion", made_up.shared(0.1, 0.2, 0.8), {"dispersed": WHEN}),
-    ("dispersion", made_up.shared(0.1, 0.1, 0.1), {"dispersed": NO}),
+    ("dispersion", made_up.shared(0.8, 0.8, 0.8, 0.8), {"dispersed": YES}),
+    ("dispersion", made_up.shared(0.1, 0.2, 0.3, 0.8), {"dispersed": WHEN}),
+    ("dispersion", made_up.shared(0.1, 0.1, 0.1, 0.1), {"dispersed": NO}),
+    ("dispersion", made_up.shared(0.8, 0.8, 0.8, 0.8, rise=-0.1), {"dispersed": NO}),  # large tokens, not spread
     ("key-size", made_up.keys(0.999, 0.999), {"even-at-start": YES}),
     ("key-size", made_up.keys(0.8, 0.999), {"even-at-start": WHEN}),
     ("key-size", made_up.keys(0.8, 0.8), {"even-at-start": NO}),
     ("single-matrix", made_up.single(0, 0, 0), {"t-pairs": YES, "t-rank": YES, "single-matrix": YES}),
     ("single-matrix", made_up.single(1, 1, 1, narrow=True), {"t-pairs": WHEN, "t-rank": WHEN, "single-matrix": WHEN}),
     ("single-matrix", made_up.single(1, 1, 1), {"t-pairs": NO, "t-rank": NO, "single-matrix": NO}),
-    ("heads", made_up.heads(3, 0.2), {"heads": YES, "low-rank-value": YES, "value-functional": YES}),
-    (
-        "heads",
-        made_up.heads(1, 0.2, hollow=1, low_only=True),
-        dict.fromkeys(("heads", "low-rank-value", "value-functional"), WHEN),
-    ),
-    ("heads", made_up.heads(1, 0.9, hollow=1), dict.fromkeys(("heads", "low-rank-value", "value-functional"), NO)),
+    ("heads", made_up.heads(3, 0.2), {"heads": YES, "low-rank-value": YES}),
+    ("heads", made_up.heads(1, 0.2, hollow=1, low_only=True), {"heads": WHEN, "low-rank-value": WHEN}),
+    ("heads", made_up.heads(1, 0.9, hollow=1), {"heads": NO, "low-rank-value": NO}),
     ("heads", made_up.heads(3, 0.2, between=0.1), {"heads": NO}),
+    ("value-functional", made_up.value(0, 0, 0, 0), {"value-functional": YES}),
+    ("value-functional", made_up.value(0, 0, 0.3, 0.9), {"value-functional": WHEN}),
+    ("value-functional", made_up.value(0.1, 0.1, 0.3, 0.9), {"value-functional": NO}),
 ]
 
 
@@ -145,6 +148,23 @@ def test_where_a_law_holds_is_told_from_the_curve() -> None:
         "T-outer part dominates at t = 0.001"
         in judged("temperature", made_up.tempered((0, -2), (1, -1)))["temperature"].regime
     )
+
+
+def test_regimes_name_what_lies_behind_and_how_large_the_embeddings_are() -> None:
+    grown = judged("fig1", made_up.entries((-6.0, -4.0), (0, 0), power=3.0))["entries"]
+    assert grown.regime == "σ = 0.14; σ = 0.2; σ = 0.28"
+    below = judged("fig3b", made_up.pre_ln((-1.0,), (-1.2,), below=(6, 3)))["pre-ln"].regime
+    assert "below √ε = 0.0032 the slopes are 5.00 (Q) and 1.80 (V), 3.20 ± 0.00 apart" in below
+    zero = judged("value-functional", made_up.value(0, 0, 0.3, 0.9))["value-functional"]
+    assert "GELU" not in zero.regime
+    assert "with ‖H_f(V)‖ of σ^2.00" in zero.measured
+
+
+@pytest.mark.parametrize(("left", "said"), [(0.0, "agrees"), (1e-20, "differs")])
+def test_the_zero_of_the_value_block_can_fail(left: float, said: str) -> None:
+    """What the row of Figure 3a compares is computed, by products with the functional part."""
+    numbers = reported("value-functional", made_up.value(0, 0, 0.3, 0.9, wide=left)).numbers
+    assert [each.outcome for each in compared(numbers)] == [said, said]
 
 
 @pytest.mark.parametrize("claim", ["deep-beyond", "outer-large", "heads", "entries"])

@@ -14,9 +14,10 @@ from curvlens.experiments import CLAIMS, Effort, Experiment, Finding, Number, Re
 from curvlens.experiments.experiment import at_width
 from curvlens.experiments.full_block.training import GROUPS, ROLES, _phases
 from curvlens.experiments.page import _reference_row
-from curvlens.experiments.reference import Comparison, Reference, compared, differences, references
+from curvlens.experiments.reference import Comparison, Reference, compared, differences, explanations, references
 from curvlens.experiments.slides.gauss_newton import ATTENTION, MLPS
 from curvlens.experiments.sweeps import Sweep, mean
+from curvlens.experiments.verdicts import judged_parts
 
 Make = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -137,8 +138,23 @@ def test_the_gauss_newton_matrix_at_the_top() -> None:
     assert verdict("ggn-top", "ggn-top", gauss_newton(every), seeds=2) == "undecided"
     some = found("ggn-top", "ggn-top", gauss_newton({("scalar", 1.0)}))
     assert some.verdict == "holds when"
-    assert some.regime.count("scalar attention against") == 2
-    assert "at a residual of 1;" in some.regime
+    assert some.regime == "scalar attention against every MLP at a residual of 1"
+
+
+@pytest.mark.parametrize(
+    ("parts", "said", "told"),
+    [
+        ({"a": True, "b": True}, "holds", ""),
+        ({"a": True, "b": None, "c": False}, "holds when", " Undecided: b. Not so: c."),
+        ({"a": False, "b": False}, "does not hold", ""),
+        ({"a": False, "b": None}, "undecided", " Undecided: b. Not so: a."),
+        ({"a": None, "b": None}, "undecided", ""),
+        ({}, "undecided", ""),
+    ],
+)
+def test_a_claim_fails_only_if_no_part_may_hold(parts: Mapping[str, bool | None], said: str, told: str) -> None:
+    finding = judged_parts("heads", "Measured.", parts)
+    assert (finding.verdict, finding.measured) == (said, f"Measured.{told}")
 
 
 # The full block
@@ -262,7 +278,7 @@ def training(norm: Callable[[Mapping[str, Any]], float], own: float = 1.0, zero:
 
 @pytest.mark.parametrize(("own", "said"), [(20.0, "holds"), (1.0, "does not hold")])
 def test_whether_the_diagonal_dominates(own: float, said: str) -> None:
-    assert verdict("training", "diagonal", training(lambda c: 1.0, own=own)) == said
+    assert verdict("training", "diagonal-network", training(lambda c: 1.0, own=own)) == said
 
 
 def test_the_groups_whose_diagonal_dominates_are_named() -> None:
@@ -271,8 +287,28 @@ def test_the_groups_whose_diagonal_dominates_are_named() -> None:
         result["spectral"] = [[20.0, *[1.0] * 5], *[[1.0] * 6] * 5]
         return result
 
-    finding = found("training", "diagonal", make)
+    finding = found("training", "diagonal-network", make)
     assert (finding.verdict, finding.regime) == ("holds when", "the row of layer 1")
+
+
+def within(own: Callable[[Mapping[str, Any]], float]) -> Make:
+    """Blocks of attention, feed-forward part and norms, of a given size on the diagonal and of 1 beside it."""
+
+    def make(c: Mapping[str, Any]) -> dict[str, Any]:
+        size = 2 if c["norm"] == "none" else 3
+        block = [[own(c) * jitter(c) if i == j else 1.0 for j in range(size)] for i in range(size)]
+        return {"spectral": [block] * 2, "frobenius": [block] * 2}
+
+    return make
+
+
+def test_whether_the_diagonal_dominates_inside_a_block() -> None:
+    assert verdict("within-block", "diagonal", within(lambda c: 5.0)) == "holds"
+    assert verdict("within-block", "diagonal", within(lambda c: 0.5)) == "does not hold"
+    some = found("within-block", "diagonal", within(lambda c: 5.0 if (c["norm"], c["steps"]) == ("none", 0) else 0.5))
+    rows = [f"the row of {group}, no norm, at initialisation" for group in ("attention", "feed-forward")]
+    assert (some.verdict, some.regime) == ("holds when", "; ".join(rows))
+    assert "attention with feed-forward 0.2" in some.measured
 
 
 def test_zero_blocks() -> None:
@@ -366,6 +402,31 @@ def test_how_often_chance_makes_a_difference() -> None:
     assert differences([far, near]) == [
         "the gap: if both ± are errors of samples, two samples are so far apart by chance in 4.6 % of all cases."
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "networks", "said"),
+    [
+        (0.0, 40, "within the reference's sampling error"),
+        (0.0, None, "differs"),  # a sample of unknown size has only its own ±
+        (0.0, 400, "differs"),
+        (-0.1, 40, "differs"),
+        (0.05, 40, "agrees"),
+    ],
+)
+def test_a_small_sample_of_the_reference(value: float, networks: int | None, said: str) -> None:
+    """A mean over n networks that scatter by s has ± t s/√n, whatever ± was printed for it."""
+    ours = Number("a", value, 0.022, None, None, 0.22)
+    comparison = Comparison(Reference("a", "", 0.07, 0.03, "own", None, True, networks), ours)
+    assert comparison.outcome == said
+    if networks == 40:
+        assert comparison.sampling == pytest.approx(2.0227 * 0.22 / math.sqrt(40), rel=1e-4)
+    assert len(explanations([comparison])) == (said == "within the reference's sampling error")
+
+
+def test_a_mean_knows_how_its_repeats_scatter() -> None:
+    assert mean("", [1.0, 2.0, 3.0]).spread == 1.0
+    assert mean("", [1.0]).spread is None
 
 
 def test_one_repeat_has_no_interval() -> None:

@@ -194,7 +194,18 @@ CLAIMS = (
     Claim(
         "norm-bounded", "LayerNorm keeps the input-dependent terms of the Hessian bounded.", f"{ARTICLE}, Section 5.4"
     ),
-    Claim("diagonal", "The Hessian of a block is dominated by its diagonal blocks.", f"{ARTICLE}, Section 5.2"),
+    Claim(
+        "diagonal",
+        "The Hessian of a block is dominated by its diagonal blocks: feed-forward part and attention have relatively "
+        "independent curvature.",
+        f"{ARTICLE}, Section 5.2",
+    ),
+    Claim(
+        "diagonal-network",
+        "The same of a whole network: its Hessian is dominated by the diagonal blocks of layers, embeddings, norm and "
+        "unembedding.",
+        f"{ARTICLE}, Section 5.2, read of a network",
+    ),
     Claim("zero-blocks", "Residual connections make many blocks of the Hessian zero.", f"{ARTICLE}, Section 5.2"),
     Claim(
         "relu-simple",

@@ -47,6 +47,8 @@ class Number:
     """Of a slope: the first and the last σ that it was fitted to."""
     width: int | None = None
     """Of the networks that it was measured on, where it matters."""
+    spread: float | None = None
+    """Of a mean: the standard deviation of one repeat."""
 
 
 def at_width(records: Sequence[Record], numbers: Iterable[Number]) -> tuple[Number, ...]:

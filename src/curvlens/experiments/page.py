@@ -12,7 +12,7 @@ from curvlens.experiments.claims import CLAIMS
 from curvlens.experiments.comparisons import seeds as counted
 from curvlens.experiments.experiment import Effort, Experiment, Law, Report
 from curvlens.experiments.records import Record
-from curvlens.experiments.reference import COARSE, Comparison, compared, differences, references
+from curvlens.experiments.reference import COARSE, Comparison, compared, differences, explanations, references
 from curvlens.experiments.sources import CITED
 from curvlens.experiments.verdicts import Claim, Finding
 
@@ -93,7 +93,7 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
     lines += ["", "## Reference numbers", "", _told_sources(), ""]
     lines += ["| what | measured | reference | source | difference over error | |", "|---|--:|--:|---|--:|---|"]
     lines += [_reference_row(each) for each in _compared(shown)]
-    lines += [f"\n*Differs.* {text}" for text in differences(_compared(shown))]
+    lines += [f"\n*{kind}.* {text}" for kind, text in _remarks(shown)]
     lines += ["", "## Growth rates", "", _LAWS, ""]
     for each in shown:
         if each.report.laws:
@@ -117,12 +117,21 @@ def _compared(shown: Sequence[Shown]) -> list[Comparison]:
     return compared([number for each in shown for number in each.report.numbers])
 
 
+def _remarks(shown: Sequence[Shown]) -> list[tuple[str, str]]:
+    """On single comparisons, by what they are about."""
+    found = _compared(shown)
+    kinds = (("Within its sampling error", explanations(found)), ("Differs", differences(found)))
+    return [(kind, text) for kind, texts in kinds for text in texts]
+
+
 def _told_sources() -> str:
     sources = references()[1]
     return (
         "± is half of a 95 % interval; without ± a number is exact. Two numbers differ if they are farther apart "
         "than both ± together, added as squares, as one row in twenty would by chance if all rows were independent and "
-        "all ± such intervals (many are ranges or rounding); the difference is given in parts of that. If they do not "
+        "all ± such intervals (many are ranges or rounding); the difference is given in parts of that. They are "
+        "within the reference's sampling error if they would not differ with the ± that a mean over as many networks "
+        "as the reference has, and which scatter as ours do, would have in its place. If they do not "
         f"differ, but our ± is more than {COARSE:g} times the reference's, there are too few seeds to tell. Of several "
         "slopes the one farthest from the prediction is shown, with its own ±. In brackets: the first and the last σ "
         "of a fit. "
@@ -223,7 +232,7 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
         numbers="\n".join(numbers),
         sources=_told_sources().replace("*", ""),
         words=_WORDS.replace("*", ""),
-        notes="".join(f"<p><i>Differs.</i> {escape(text)}</p>" for text in differences(_compared(shown))),
+        notes="".join(f"<p><i>{kind}.</i> {escape(text)}</p>" for kind, text in _remarks(shown)),
         contents=", ".join(f'<a href="#{each.experiment.name}">{each.experiment.name}</a>' for each in shown),
         figures="\n".join(parts),
     )
@@ -231,8 +240,9 @@ def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) ->
 
 _WORDS = (
     "*Holds* is what is so wherever it was measured; *holds when* is what is so for a part of what is claimed, some of "
-    "the blocks or at least a decade of the range, and says which; *does not hold* is what is so for none; *undecided* "
-    "is what the seeds cannot tell, *open* what no experiment bears on yet. H is the Hessian of the loss, H_o its "
+    "the blocks or at least a decade of the range, and says which; *does not hold* is what is so for no part of it; "
+    "*undecided* is what holds for no part, as far as the seeds can tell, and may for some; *open* what no experiment "
+    "bears on yet. H is the Hessian of the loss, H_o its "
     "outer (Gauss–Newton) part and H_f = H − H_o its functional part; H(Q) or H(Q,Q) is the block of W_Q, H(V,Q) that "
     "of two weights; norms are Frobenius norms unless they are called spectral. T-outer and T-functional part are the "
     "same split made at the scores T. σ is the standard deviation of the embeddings. Attention is even where all "
@@ -241,7 +251,7 @@ _WORDS = (
     "geometric means over the seeds. Bands are 95 % intervals of the mean over the seeds, or the range of fewer than "
     "five seeds, unless a caption says otherwise."
 )
-_CLASSES = {"agrees": "holds", "differs": "does-not-hold"}
+_CLASSES = {"agrees": "holds", "within the reference's sampling error": "holds", "differs": "does-not-hold"}
 _LAW_HEAD = (
     "<tr><th>block</th><th>predicted</th><th>slope</th><th>where it is a power law</th><th>local slopes of the whole "
     "curve</th></tr>"

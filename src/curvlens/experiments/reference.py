@@ -10,9 +10,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from curvlens.calculus import exponents
 from curvlens.experiments.experiment import Number
 
-Outcome = Literal["agrees", "differs", "too few seeds to tell", "other width, not comparable"]
+Outcome = Literal[
+    "agrees",
+    "within the reference's sampling error",
+    "differs",
+    "too few seeds to tell",
+    "other width, not comparable",
+]
 COARSE = 3.0
 """A number whose error is so many times the reference's agrees with too much to agree."""
 USUAL = 1.959964
@@ -33,6 +40,8 @@ class Reference:
     """Of the networks that it is for; None where it is the same for all, as a power is."""
     standard: bool = False
     """Whether the error is a standard error."""
+    networks: int | None = None
+    """How many it is a mean over, where that is known."""
 
     @property
     def half(self) -> float:
@@ -59,6 +68,25 @@ class Comparison:
         return difference / self.error if self.error else math.inf if difference else 0.0
 
     @property
+    def sampling(self) -> float | None:
+        """Half of the 95 % interval of a mean over as many networks as the reference has, if they scatter as ours do.
+
+        A small sample's own ± is uncertain itself; the scatter of many networks is not.
+        """
+        if self.reference.networks is None or self.measured.spread is None:
+            return None
+        n = self.reference.networks
+        return exponents.student(0.95, n - 1) * self.measured.spread / math.sqrt(n)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the sampling errors of both explain the difference, beyond the ± that the reference prints."""
+        if self.sampling is None:
+            return False
+        error = math.hypot(max(self.reference.half, self.sampling), self.measured.error)
+        return abs(self.measured.value - self.reference.value) <= error
+
+    @property
     def chance(self) -> float:
         """The share of pairs of samples with these errors that are at least so far apart."""
         return math.erfc(self.apart * USUAL / math.sqrt(2))
@@ -69,7 +97,7 @@ class Comparison:
         if self.reference.width not in (None, self.measured.width):
             return "other width, not comparable"
         if self.apart > 1 + 1e-9:
-            return "differs"
+            return "within the reference's sampling error" if self.sampled else "differs"
         return "too few seeds to tell" if self.measured.error > COARSE * self.reference.half else "agrees"
 
 
@@ -84,6 +112,18 @@ def _content() -> dict[str, Any]:
 def references() -> tuple[tuple[Reference, ...], dict[str, str]]:
     """All of them, and what their sources are."""
     return tuple(Reference(**entry) for entry in _content()["numbers"]), dict(_content()["sources"])
+
+
+def explanations(comparisons: Sequence[Comparison]) -> list[str]:
+    """A sentence for each number that only the reference's sample keeps from agreeing: how large its error is."""
+    return [
+        f"{each.reference.what}: the reference is a mean over about {each.reference.networks} networks, which scatter "
+        f"by {each.measured.spread:.2f}, so that such means have ± {each.sampling:.3f}; with our ± "
+        f"{each.measured.error:.3f} the two may be {math.hypot(each.sampling, each.measured.error):.3f} apart, and are "
+        f"{abs(each.measured.value - each.reference.value):.3f}."
+        for each in comparisons
+        if each.outcome == "within the reference's sampling error" and each.sampling is not None
+    ]
 
 
 def differences(comparisons: Sequence[Comparison]) -> list[str]:

@@ -139,5 +139,18 @@ def farthest(slopes: Sequence[Number], power: float) -> Number:
 def mean(name: str, values: Sequence[float]) -> Number:
     """The mean over repeats, with half of its 95 % interval."""
     held = torch.tensor(values, dtype=torch.float64)
-    half = exponents.student(0.95, len(held) - 1) * float(held.std()) / len(held) ** 0.5 if len(held) > 1 else math.inf
-    return Number(name, float(held.mean()), half)
+    if len(held) < 2:
+        return Number(name, float(held.mean()), math.inf)
+    spread = float(held.std())
+    half = exponents.student(0.95, len(held) - 1) * spread / len(held) ** 0.5
+    return Number(name, float(held.mean()), half, spread=spread)
+
+
+def bars(label: str, found: Sequence[Number], colour: int) -> Curve:
+    """A bar for each number, with its interval if there is one; shares are not below 0."""
+    x, y = list(range(len(found))), [number.value for number in found]
+    if any(math.isinf(number.error) for number in found):
+        return Curve(label, x, y, colour=colour, style="bars")
+    low = [max(0.0, number.value - number.error) for number in found]
+    high = [number.value + number.error for number in found]
+    return Curve(label, x, y, low, high, colour=colour, style="bars")

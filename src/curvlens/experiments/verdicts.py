@@ -58,14 +58,20 @@ def all_of(parts: Iterable[bool | None]) -> bool | None:
 
 
 def judged_parts(claim: str, measured: str, parts: Mapping[str, bool | None]) -> Finding:
-    """A claim of several parts, each under words that say where it is: all hold, some do, or none.
+    """A claim of several parts, each under words that say where it is: all hold, some do, none does, or it is open.
+
+    It does not hold only if every part is seen not to. Parts that the repeats cannot decide are named.
 
     >>> judged_parts("a", "", {"the query": True, "the value": False}).regime
     'the query'
-    >>> judged_parts("a", "", {"the query": None, "the value": False}).verdict
-    'does not hold'
+    >>> mixed = judged_parts("a", "1 and 2.", {"the query": None, "the value": False})
+    >>> mixed.verdict, mixed.measured
+    ('undecided', '1 and 2. Undecided: the query. Not so: the value.')
     """
-    true = [name for name, holds in parts.items() if holds]
+    true, false, unknown = ([name for name, holds in parts.items() if holds is each] for each in (True, False, None))
     if parts and len(true) == len(parts):
         return judged(claim, measured, holds=True)
-    return judged(claim, measured, holds=all_of(parts.values()), when="; ".join(true))
+    if unknown and len(unknown) < len(parts):
+        measured += f" Undecided: {'; '.join(unknown)}."
+        measured += f" Not so: {'; '.join(false)}." if false else ""
+    return judged(claim, measured, holds=False if parts and len(false) == len(parts) else None, when="; ".join(true))

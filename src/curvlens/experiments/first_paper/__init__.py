@@ -18,6 +18,7 @@ from curvlens.experiments.first_paper.published import PUBLISHED
 from curvlens.experiments.first_paper.published_deep import PUBLISHED_DEEP
 from curvlens.experiments.first_paper.single_matrix import SINGLE_MATRIX
 from curvlens.experiments.first_paper.temperature import TEMPERATURE
+from curvlens.experiments.first_paper.value_functional import VALUE_FUNCTIONAL
 from curvlens.experiments.first_paper.weights import WEIGHTS
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -40,4 +41,5 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     SINGLE_MATRIX,
     KEY_SIZE,
     HEADS,
+    VALUE_FUNCTIONAL,
 )

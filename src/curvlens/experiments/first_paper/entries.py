@@ -19,6 +19,8 @@ from curvlens.experiments.verdicts import Finding, all_of, judged, judged_parts
 from curvlens.figures.charts import Chart, Curve, Heat, Panel
 
 WIDTH, SIGMA = 16, 0.2
+SIGMAS = (0.05, 0.1, 0.14, 0.2, 0.28, 0.5, 1.0, 2.0)
+"""Sizes of the embeddings at which the claim on entries is asked; the figures have those of size SIGMA."""
 EDGES = tuple(-12 + 0.25 * i for i in range(45))
 """Of the histogram of log₁₀ |entry|, from −12 to −1."""
 BLOCKS = ("Q", "K", "V")
@@ -37,8 +39,14 @@ def _points(kind: Kind, effort: Effort) -> list[Config]:
 
 
 def points_1(effort: Effort) -> list[Config]:
-    """Softmax attention."""
-    return _points("softmax", effort)
+    """Softmax attention, with few seeds at other sizes of the embeddings."""
+    others = [
+        {"width": WIDTH, "sigma": sigma, "kind": "softmax", "seed": seed}
+        for sigma in SIGMAS
+        if sigma != SIGMA
+        for seed in effort.repeats(5, 50)
+    ]
+    return [*_points("softmax", effort), *others]
 
 
 def points_4(effort: Effort) -> list[Config]:
@@ -90,7 +98,8 @@ def _histogram(records: Sequence[Record], title: str) -> Panel:
 
 
 def report_1(records: Sequence[Record]) -> Report:
-    """The heat map, the histogram and the medians."""
+    """The heat map, the histogram and the medians, and how far these are apart at other sizes of the embeddings."""
+    every, records = records, where(records, sigma=SIGMA)
     drawn = [record for record in records if "heat" in record.result]
     medians = _medians(records, "fig1")
     panels: list[Panel | Heat] = []
@@ -100,7 +109,6 @@ def report_1(records: Sequence[Record]) -> Report:
         matrix = [[v for block in rows[i] for v in block[r]] for i in range(len(BLOCKS)) for r in range(size)]
         panels.append(Heat(matrix, "one seed", r"$\log_{10}$ of the r.m.s. of $H_{ij}$", [f"$W_{b}$" for b in BLOCKS]))
     panels.append(_histogram(records, f"all {len(records)} seeds"))
-    gap = medians["gap"]
     chart = Chart(
         "fig1",
         "Entries of the Hessian of one Transformer block at initialisation",
@@ -110,15 +118,23 @@ def report_1(records: Sequence[Record]) -> Report:
         f"10^{medians['V'].value:.2f} (value).",
         panels,
     )
-    about = between(gap, *ABOUT_TWO)
-    finding = judged(
+    return Report((chart,), (_apart(every, medians),), at_width(records, medians.values()))
+
+
+def _apart(records: Sequence[Record], medians: Mapping[str, Number]) -> Finding:
+    """At every size of the embeddings, how many orders of magnitude the medians are apart."""
+    gaps = {sigma: _medians(where(records, sigma=sigma), "")["gap"] for sigma in SIGMAS}
+    about = {sigma: between(gap, *ABOUT_TWO) for sigma, gap in gaps.items()}
+    return judged_parts(
         "entries",
-        f"Medians of log₁₀|entry|: query {medians['Q'].value:.2f} ± {medians['Q'].error:.2f}, value "
-        f"{medians['V'].value:.2f} ± {medians['V'].error:.2f}; {gap.value:.2f} ± {gap.error:.2f} orders of magnitude "
-        f"apart in a seed. About two is from {ABOUT_TWO[0]:g} to {ABOUT_TWO[1]:g}." + undecided(about, len(records)),
-        holds=about,
+        f"Medians of log₁₀|entry| at σ = {SIGMA:g}, as in the figure: query {medians['Q'].value:.2f} ± "
+        f"{medians['Q'].error:.2f}, value {medians['V'].value:.2f} ± {medians['V'].error:.2f}. Orders of magnitude by "
+        "which the query's is smaller in a seed: "
+        + ", ".join(f"{gap.value:.2f} ± {gap.error:.2f} (σ = {sigma:g})" for sigma, gap in gaps.items())
+        + f". About two is from {ABOUT_TWO[0]:g} to {ABOUT_TWO[1]:g}; below 0 the query's entries are the larger ones."
+        + undecided(all_of(about.values()), len(where(records, sigma=SIGMAS[0]))),
+        {f"σ = {sigma:g}": holds for sigma, holds in about.items()},
     )
-    return Report((chart,), (finding,), at_width(records, medians.values()))
 
 
 def report_4(records: Sequence[Record]) -> Report:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from curvlens.experiments.comparisons import ratio, seeds
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
+from curvlens.experiments.experiment import Effort, Experiment, Report, at_width
 from curvlens.experiments.first_paper import growth
 from curvlens.experiments.parts import PARTS, SIGNS, SPLIT, signed
 from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told, widest
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import SEQUENCES
-from curvlens.experiments.sizes import marked, number
+from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.sweeps import Sweep
 from curvlens.experiments.verdicts import Finding
@@ -40,7 +40,8 @@ def report(records: Sequence[Record]) -> Report:
             f"Frobenius norms of the diagonal blocks of one Transformer block without norms, d = {width}, "
             f"cross-entropy of 5-digit addition over {sequences} sequences: geometric mean over the seeds with its "
             "95 % interval. Dashed grey: the powers of Equation 5, drawn a little below. The functional part of the "
-            f"value block is zero in closed form. {_outer_at_large(records)} {_below_one(records)}",
+            "value block is zero in closed form; `value-functional` has it by automatic differentiation. "
+            f"{_outer_at_large(records)} {_below_one(records)}",
             [
                 growth.panel(records, "Q", "query", _predicted(records, "Q")),
                 growth.panel(records, "V", "value", _predicted(records, "V")),
@@ -72,8 +73,6 @@ def report(records: Sequence[Record]) -> Report:
         numbers.append(found.slope(f"fig3a {block} {part} small", growth.SMALL))
         if part == "total":
             numbers.append(found.slope(f"fig3a {block} {part} large", growth.LARGE))
-    zero = max(abs(number(record.result["norms"]["V"][1])) for record in records)
-    numbers.append(Number("fig3a V functional", zero, 0.0))
     q, v = growth.curve(records, "Q", "total"), growth.curve(records, "V", "total")
     numbers.append(Sweep(q.x, q.values / v.values).slope("fig3a difference whole", growth.WHOLE))
     findings = (

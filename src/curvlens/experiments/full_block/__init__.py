@@ -6,5 +6,6 @@ from curvlens.experiments.full_block.depth import DEPTH
 from curvlens.experiments.full_block.feedforward import FEEDFORWARD
 from curvlens.experiments.full_block.layernorm import LAYERNORM
 from curvlens.experiments.full_block.training import TRAINING
+from curvlens.experiments.full_block.within_block import WITHIN_BLOCK
 
-EXPERIMENTS: tuple[Experiment, ...] = (DEPTH, BOUNDS, LAYERNORM, FEEDFORWARD, TRAINING)
+EXPERIMENTS: tuple[Experiment, ...] = (DEPTH, BOUNDS, LAYERNORM, FEEDFORWARD, TRAINING, WITHIN_BLOCK)

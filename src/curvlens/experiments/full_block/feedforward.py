@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,14 +10,14 @@ from torch import Tensor
 
 from curvlens.data import Addition
 from curvlens.experiments.comparisons import ratio
-from curvlens.experiments.experiment import Effort, Experiment, Number, Report
+from curvlens.experiments.experiment import Effort, Experiment, Report
 from curvlens.experiments.full_block.matrices import matrices
 from curvlens.experiments.learners import trained
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sources import ARTICLE
-from curvlens.experiments.sweeps import mean, where
+from curvlens.experiments.sweeps import bars, mean, where
 from curvlens.experiments.verdicts import Finding, judged
-from curvlens.figures.charts import Chart, Curve, Panel
+from curvlens.figures.charts import Chart, Panel
 
 BLOCKS = {"up": "(up, up)", "down": "(down, down)", "between": "(up, down)"}
 HOLLOW = 1e-9
@@ -58,7 +57,7 @@ def report(records: Sequence[Record]) -> Report:
         [
             Panel(
                 [
-                    _bars(activation, [mean("", _shares(records, activation, block).tolist()) for block in BLOCKS], j)
+                    bars(activation, [mean("", _shares(records, activation, block).tolist()) for block in BLOCKS], j)
                     for j, activation in enumerate(("relu", "gelu"))
                 ],
                 y_label=r"$\|H_f\| / \|GGN\|$",
@@ -68,16 +67,6 @@ def report(records: Sequence[Record]) -> Report:
         columns=1,
     )
     return Report((chart,), (_simple(records),))
-
-
-def _bars(label: str, found: Sequence[Number], colour: int) -> Curve:
-    """A bar for each number, with its interval if there is one; shares are not below 0."""
-    x, y = list(range(len(found))), [number.value for number in found]
-    if any(math.isinf(number.error) for number in found):
-        return Curve(label, x, y, colour=colour, style="bars")
-    low = [max(0.0, number.value - number.error) for number in found]
-    high = [number.value + number.error for number in found]
-    return Curve(label, x, y, low, high, colour=colour, style="bars")
 
 
 def _shares(records: Sequence[Record], activation: str, block: str) -> Tensor:

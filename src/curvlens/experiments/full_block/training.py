@@ -130,7 +130,7 @@ def _dominance(records: Sequence[Record]) -> Finding:
     share = mean("", (squares.diagonal(dim1=1, dim2=2).sum(1) / squares.sum((1, 2))).tolist())
     texts = "; ".join(f"{name} {each}" for name, each in found.items())
     return judged_parts(
-        "diagonal",
+        "diagonal-network",
         "After training, a group's diagonal block over the others of its row together (spectral norms, geometric "
         f"means over the seeds with their 95 % intervals): {texts}. "
         f"The diagonal blocks hold {share.value:.0%} of ‖H‖². A block dominates if the ratio is above 1.",

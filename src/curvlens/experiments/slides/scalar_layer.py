@@ -8,7 +8,10 @@ from curvlens.experiments.draws import Draws
 
 
 def scalar_layer(seed: int, d_k: int, size: float) -> tuple[Tensor, Tensor, Tensor, float, Tensor]:
-    """Tokens, query and key weights of a given norm, the value weight and targets."""
+    """Tokens, query and key weights of a given norm, the value weight and targets.
+
+    All of them from the stream of the seed alone: draw what is to be independent of them for a purpose.
+    """
     draw = Draws(seed)
     x, y = draw(16, 10), draw(16, 10)
     q, k = draw(d_k), draw(d_k)
