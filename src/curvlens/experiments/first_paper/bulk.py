@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,14 +13,14 @@ from torch import Tensor
 from curvlens.calculus import attention
 from curvlens.experiments.comparisons import DOMINATES
 from curvlens.experiments.draws import Draws
-from curvlens.experiments.experiment import Effort, Experiment, Report
+from curvlens.experiments.experiment import Effort, Experiment, Number, Report
 from curvlens.experiments.first_paper.growth import WHOLE
 from curvlens.experiments.first_paper.layer import LENGTH, WIDTH
 from curvlens.experiments.ranges import Range, told, widest
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.sweeps import Sweep, grid, mean, sweep, where
-from curvlens.experiments.verdicts import Finding, judged
+from curvlens.experiments.verdicts import Finding, all_of, judged
 from curvlens.figures.charts import Chart, Curve, Panel
 
 BULK = 0.9
@@ -103,14 +104,16 @@ def _bulk(records: Sequence[Record], sizes: Sequence[int]) -> Finding:
     """Where the T-functional part's share dominates in the bulk, for every size of the keys."""
     least = DOMINATES / (1 + DOMINATES)
     ranges: dict[int, Range | None] = {}
-    texts = []
+    texts: list[str] = []
+    known: list[bool | None] = []
     for d_k in sizes:
         of = where(records, d_k=d_k)
         line = sweep(of, "sigma", "bulk")
         found = [mean("", column.tolist()) for column in line.values.T]
-        good = [each.value - each.error > least for each in found]
-        ranges[d_k] = widest(line.x, [a and b for a, b in zip(good, good[1:], strict=False)])
-        places = [min(range(len(line.x)), key=lambda i, s=s: abs(math.log(line.x[i] / s))) for s in (0.1, 1.0, 10.0)]  # type: ignore[misc]
+        known += [_above(each, least) for each in found]
+        good = [_above(each, least) is True for each in found]
+        ranges[d_k] = widest(line.x, [a and b for a, b in pairwise(good)])
+        places = [_nearest(line.x, sigma) for sigma in (0.1, 1.0, 10.0)]
         said = ", ".join(f"{found[i].value:.2f} ± {found[i].error:.2f} (σ = {line.x[i]:.2g})" for i in places)
         beside = "; ".join(
             f"{name} " + ", ".join(f"{float(sweep(of, 'sigma', key).values[:, i].mean()):.2f}" for i in places)
@@ -123,16 +126,27 @@ def _bulk(records: Sequence[Record], sizes: Sequence[int]) -> Finding:
             f"{line.x[places[1]]:.2g} {inside:.0%} of all eigenvalues are within the range of T-functional's; share "
             f"above {least:.2f} for {told(ranges[d_k])}"
         )
-    whole = all(found is not None and found.whole for found in ranges.values())
     when = "; ".join(f"d_K = {d_k}: {found.said()}" for d_k, found in ranges.items() if found is not None)
     return judged(
         "t-bulk",
         f"Share of the T-functional part in the {BULK:.0%} of the eigenvalues with the smallest absolute values "
         f"(Σ λ uᵀFu / Σ λ² over their eigenvectors u; the T-outer part has the rest): {'. '.join(texts)}. It is "
         f"responsible for them if its share is {DOMINATES:g} times the other's.",
-        holds=whole,
+        holds=all_of(known),
         when=when,
     )
+
+
+def _nearest(x: Sequence[float], place: float) -> int:
+    """Where on a grid a place is."""
+    return min(range(len(x)), key=lambda i: abs(math.log(x[i] / place)))
+
+
+def _above(share: Number, least: float) -> bool | None:
+    """Whether a mean is above a bound; None if its interval does not tell."""
+    if share.value - share.error > least:
+        return True
+    return False if share.value + share.error <= least else None
 
 
 BULK_SPECTRUM = Experiment(

@@ -122,8 +122,8 @@ def _between(outer: Sweep, functional: Sweep) -> str:
     found = [ratio(outer.at([t]).values[:, 0], functional.at([t]).values[:, 0]) for t in held]
     ratios = "; ".join(f"{each} at t = {t:.2g}" for t, each in zip(held, found, strict=True))
     powers = "; ".join(
-        f"t^{outer.at(list(ends)).slopes()[0]:.2f} and t^{functional.at(list(ends)).slopes()[0]:.2f} from {ends[0]:.2g} "
-        f"to {ends[1]:.2g}"
+        " and ".join(f"t^{part.at(list(ends)).slopes()[0]:.2f}" for part in (outer, functional))
+        + f" from {ends[0]:.2g} to {ends[1]:.2g}"
         for ends in pairwise(held)
     )
     return f" Between them the ratio is {ratios}; T-outer and T-functional go with {powers}."

@@ -23,6 +23,7 @@ from curvlens.figures.charts import Chart, Panel
 
 VARIANTS = {"tied": "unembedding tied", "positions": "positions fixed", "both": "tied, positions fixed"}
 CURVES = (("V", "total"), ("Q", "total"), ("Q", "outer"), ("Q", "functional"))
+MIDDLE = (0.1, 1.0)
 POWERS = {("V", "total"): 2, ("Q", "total"): 5, ("Q", "outer"): 6, ("Q", "functional"): 5}
 """Of σ in Equation 5, where the whole block grows like its larger part."""
 GAINED = {("V", "total"): 2, ("Q", "total"): 1, ("Q", "outer"): 2, ("Q", "functional"): 1}
@@ -100,8 +101,8 @@ def _growth(claim: str, records: Sequence[Record], beside: str) -> Finding:
     where_all = following((lines[each], float(power)) for each, power in POWERS.items())
     return judged_range(
         claim,
-        f"Slopes for σ ≤ {growth.SMALL[1]:g}, then for σ from {growth.LARGE[0]:g} to {growth.LARGE[1]:g} (Equation 5): "
-        f"{_slopes(lines, POWERS)}. {beside} All four are within {LOCAL:g} of Equation 5 for {told(where_all)}.",
+        f"Slopes for σ ≤ {growth.SMALL[1]:g}, then for σ from {MIDDLE[0]:g} to {MIDDLE[1]:g} (Equation 5): "
+        f"{_slopes(lines, POWERS)}. {_ends(lines)} {beside} All four are within {LOCAL:g} of Equation 5 for {told(where_all)}.",
         where_all,
     )
 
@@ -109,12 +110,29 @@ def _growth(claim: str, records: Sequence[Record], beside: str) -> Finding:
 def _slopes(lines: Mapping[tuple[str, str], Sweep], powers: Mapping[tuple[str, str], int]) -> str:
     found = []
     for (block, part), line in lines.items():
-        small, large = (line.slope("", window) for window in (growth.SMALL, growth.LARGE))
+        small, middle = (line.slope("", window) for window in (growth.SMALL, MIDDLE))
         found.append(
-            f"{SIGNS[part]}({block}) {small.value:.3f} ± {small.error:.3f}, {large.value:.2f} ± {large.error:.2f} "
+            f"{SIGNS[part]}({block}) {small.value:.3f} ± {small.error:.3f}, {middle.value:.2f} ± {middle.error:.2f} "
             f"({powers[block, part]})"
         )
     return "; ".join(found)
+
+
+def _ends(lines: Mapping[tuple[str, str], Sweep]) -> str:
+    """The first local slope, and what is left at the largest σ: a saturated cross-entropy has no curvature."""
+    whole = {each: line for each, line in lines.items() if each[1] == "total"}
+    firsts = ", ".join(f"{SIGNS[part]}({block}) {line.slopes()[0]:.2f}" for (block, part), line in whole.items())
+    value = lines["V", "total"]
+    last, unit = (value.values[:, value.x.index(place)].nan_to_num(0.0) for place in (value.x[-1], _unit(value)))
+    return (
+        f"Between the two smallest σ: {firsts}. Median over the seeds of ‖H(V)‖ at σ = {value.x[-1]:g} over that at "
+        f"σ = {_unit(value):.2g}: {float((last / unit).median()):.2g}, 0 where it underflows."
+    )
+
+
+def _unit(line: Sweep) -> float:
+    """The place on the grid that is nearest to 1."""
+    return min(line.x, key=lambda place: abs(math.log(place)))
 
 
 def _tied(records: Sequence[Record]) -> str:

@@ -124,7 +124,7 @@ def _quadratic(
     }
     single = "; ".join(
         f"{SCALED[name]} alone "
-        + ", ".join(f"{line.law(SMALL).slope:.2f} ({block[0]},{block[1]})" for block, line in values[name].items())
+        + ", ".join(f"{_power(line)} ({block[0]},{block[1]})" for block, line in values[name].items())
         for name in ("down", "up")
     )
     ends = [functional.slope("", window) for window in (SMALL, LARGE)]
@@ -133,9 +133,9 @@ def _quadratic(
         f"{SMALL[1]:g}, where the residual is the target's, and {ends[1].value:.3f} ± {ends[1].error:.3f} from "
         f"{LARGE[0]:g} on; without a target with {mixed['no target'].law((0.01, 100.0)).slope:.3f} throughout. Powers "
         "of ‖H_o‖: M1 "
-        + ", ".join(f"{line.law(SMALL).slope:.2f} ({b[0]},{b[1]})" for b, line in moment.items())
+        + ", ".join(f"{_power(line)} ({b[0]},{b[1]})" for b, line in moment.items())
         + "; W_O and W_U together "
-        + ", ".join(f"{line.law(SMALL).slope:.2f} ({b[0]},{b[1]})" for b, line in values["value"].items())
+        + ", ".join(f"{_power(line)} ({b[0]},{b[1]})" for b, line in values["value"].items())
         + f"; {single}. Local slopes are within {LOCAL:g} of {POWER}: "
         + "; ".join(f"{name} for {told(found, 's')}" for name, found in parts.items())
         + "."
@@ -151,6 +151,11 @@ def _quadratic(
         holds=all(found is not None and found.whole for found in parts.values()),
         when="; ".join(true),
     )
+
+
+def _power(line: Sweep) -> str:
+    """The slope for small factors; a zero has no sign."""
+    return f"{round(line.law(SMALL).slope, 2) + 0.0:.2f}"
 
 
 VALUE_FACTORS = Experiment(
