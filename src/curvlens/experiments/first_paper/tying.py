@@ -102,7 +102,8 @@ def _growth(claim: str, records: Sequence[Record], beside: str) -> Finding:
     return judged_range(
         claim,
         f"Slopes for σ ≤ {growth.SMALL[1]:g}, then for σ from {MIDDLE[0]:g} to {MIDDLE[1]:g} (Equation 5): "
-        f"{_slopes(lines, POWERS)}. {_ends(lines)} {beside} All four are within {LOCAL:g} of Equation 5 for {told(where_all)}.",
+        f"{_slopes(lines, POWERS)}. {_ends(lines)} {beside} All four are within {LOCAL:g} of Equation 5 for "
+        f"{told(where_all)}.",
         where_all,
     )
 
@@ -123,16 +124,12 @@ def _ends(lines: Mapping[tuple[str, str], Sweep]) -> str:
     whole = {each: line for each, line in lines.items() if each[1] == "total"}
     firsts = ", ".join(f"{SIGNS[part]}({block}) {line.slopes()[0]:.2f}" for (block, part), line in whole.items())
     value = lines["V", "total"]
-    last, unit = (value.values[:, value.x.index(place)].nan_to_num(0.0) for place in (value.x[-1], _unit(value)))
+    sizes = value.values.nan_to_num(0.0)
+    left = float((sizes[:, -1] / sizes.amax(1)).median())
     return (
-        f"Between the two smallest σ: {firsts}. Median over the seeds of ‖H(V)‖ at σ = {value.x[-1]:g} over that at "
-        f"σ = {_unit(value):.2g}: {float((last / unit).median()):.2g}, 0 where it underflows."
+        f"Between the two smallest σ: {firsts}. Of ‖H(V)‖ at its largest, {left:.2g} is left at σ = {value.x[-1]:g} "
+        "(median over the seeds)."
     )
-
-
-def _unit(line: Sweep) -> float:
-    """The place on the grid that is nearest to 1."""
-    return min(line.x, key=lambda place: abs(math.log(place)))
 
 
 def _tied(records: Sequence[Record]) -> str:
