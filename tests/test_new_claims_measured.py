@@ -16,10 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import curvlens as cl
 from curvlens.calculus import norms
 from curvlens.data import Addition
-from curvlens.experiments.draws import Draws
+from curvlens.experiments.draws import Draws, stream
 from curvlens.experiments.first_paper import bulk, step_sizes, tying, value_factors
 from curvlens.experiments.first_paper.differentiated import flat_hessian, functional_part
+from curvlens.experiments.first_paper.layer import LENGTH, WIDTH
 from curvlens.experiments.full_block import layer_coupling, tokens
+from curvlens.experiments.learners import trained
 from curvlens.experiments.setting import hessian_at
 from curvlens.models import GPT, GPTConfig
 
@@ -76,7 +78,7 @@ def test_the_share_of_the_bulk_is_that_of_differentiated_matrices() -> None:
     config = {"d_k": 3, "sigma": 0.8, "seed": 1}
     outer, functional = bulk.parts(config)
     own = Draws(1, "weights")
-    length, width = bulk.LENGTH, bulk.WIDTH
+    length, width = LENGTH, WIDTH
     x, y = 0.8 * Draws(1, "tokens")(length, width), Draws(1, "targets")(length, width)
     q, k, v = (own(width, size, scale=width**-0.5) for size in (3, 3, width))
 
@@ -152,7 +154,8 @@ class Straight(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         moved = (self.slope @ (x - self.x)[..., None]).squeeze(-1)
-        return self.norm.weight * self.n + self.gamma * moved + self.norm.bias
+        found: Tensor = self.norm.weight * self.n + self.gamma * moved + self.norm.bias
+        return found
 
 
 def product(model: nn.Module, ids: Tensor, labels: Tensor, parameters: list[Tensor], v: Tensor) -> Tensor:
@@ -168,9 +171,9 @@ def product(model: nn.Module, ids: Tensor, labels: Tensor, parameters: list[Tens
 def straightened(norm: str) -> tuple[GPT, GPT, Tensor, Tensor]:
     """The network of `layer_coupling`, the same with straight norms, and the data."""
     task = Addition(digits=2)
-    seed = layer_coupling.stream(1, "weights")
-    model = layer_coupling.trained(task, seed=seed, steps=0, n_layer=layer_coupling.LAYERS, norm=norm)
-    ids, labels = task.batch(layer_coupling.SAMPLES, seed=layer_coupling.stream(1, "sequences"))
+    seed = stream(1, "weights")
+    model = trained(task, seed=seed, steps=0, n_layer=layer_coupling.LAYERS, norm=norm)
+    ids, labels = task.batch(layer_coupling.SAMPLES, seed=stream(1, "sequences"))
     straight = copy.deepcopy(model)
     seen: dict[str, Tensor] = {}
     for name, module in model.named_modules():
@@ -233,10 +236,8 @@ def test_the_hessian_of_the_step_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_sizes, "SAMPLES", 2)
     H, places = step_sizes.network({"norm": "pre", "seed": 3})
     task = Addition(digits=2)
-    model = step_sizes.trained(
-        task, seed=step_sizes.stream(3, "weights"), steps=0, n_layer=2, n_head=2, d_model=8, norm="pre", bias=False
-    )
-    ids, labels = task.batch(2, seed=step_sizes.stream(3, "sequences"))
+    model = trained(task, seed=stream(3, "weights"), steps=0, n_layer=2, n_head=2, d_model=8, norm="pre", bias=False)
+    ids, labels = task.batch(2, seed=stream(3, "sequences"))
     names = [f"h.{n[0]}.{'attn' if len(n) == 2 else 'mlp'}.{n[1:]}.weight" for n in places]
     v = torch.randn(len(H), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     close(H @ v, product(model, ids, labels, [model.get_parameter(name) for name in names], v))
@@ -245,7 +246,7 @@ def test_the_hessian_of_the_step_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rates_of_matrices_undo_the_sizes_of_blocks() -> None:
     """Blocks that differ in size alone: one rate a matrix leaves the condition of one, one for all does not help."""
     own = torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
-    H = torch.block_diag(own, 100 * own)
+    H = torch.kron(torch.diag(torch.tensor([1.0, 100.0], dtype=torch.float64)), own)
     places = {"0up": slice(0, 3), "0down": slice(3, 6)}
     found = {
         rate: step_sizes.condition(step_sizes.preconditioned(H, step_sizes.grouped(places, 6, rate)))

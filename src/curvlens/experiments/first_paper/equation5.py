@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from curvlens.experiments.comparisons import ratio, seeds
 from curvlens.experiments.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.experiments.first_paper import growth
-from curvlens.experiments.parts import PARTS, SIGNS, SPLIT, signed
+from curvlens.experiments.parts import PARTS, SIGNS, SPLIT, Part, signed
 from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told, widest
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import SEQUENCES
@@ -130,7 +130,7 @@ def _beyond(found: Sweep) -> str:
     return f"; σ^{slope.value:.2f} ± {slope.error:.2f} for σ from {far.x[0]:.2g} to {far.x[-1]:.2g}"
 
 
-def _cosines(curves: Mapping[str, Sweep]) -> str:
+def _cosines(curves: Mapping[Part, Sweep]) -> str:
     """⟨H_o, H_f⟩/(‖H_o‖ ‖H_f‖), which the three norms give, at the smallest σ, at 1 and at the largest."""
     x = [place for place in curves["total"].x if all(place in line.finite().x for line in curves.values())]
     if not x:

@@ -34,7 +34,7 @@ HALF = 0.5
 
 def points(effort: Effort) -> list[Config]:
     """GPTs of three layers at initialisation."""
-    return [{"norm": norm, "seed": seed} for norm in NORMS for seed in effort.repeats(3, 8)]
+    return [{"norm": norm, "seed": seed} for norm in NORMS for seed in effort.repeats(3, 30)]
 
 
 def measure(config: Config) -> Mapping[str, Any]:
