@@ -139,7 +139,8 @@ def report(records: Sequence[Record]) -> Report:
         "One step size for all, for a matrix, for a head or for a parameter",
         f"GPTs of {LAYERS} layers at initialisation. Left: the largest over the median absolute eigenvalue of the "
         "Hessian as steps see it that have a rate for all, for every matrix, head or parameter, from the norms of "
-        "the rows of H. Right: the largest absolute eigenvalue of every matrix's block. Geometric means over the seeds "
+        "the rows of H. Right: the largest absolute eigenvalue of every matrix's block: layer, and q, k, v, o, up "
+        "or down. Geometric means over the seeds "
         "with their 95 % intervals.",
         [
             Panel(
@@ -150,14 +151,14 @@ def report(records: Sequence[Record]) -> Report:
                 title="condition",
                 y_label=r"$\max|\lambda|\ /\ \mathrm{median}|\lambda|$",
                 y_scale="log",
-                ticks=([float(i) for i in range(len(RATES))], list(RATES.values())),
+                ticks=([float(i) for i in range(len(RATES))], ["all", *list(RATES)[1:]]),
             ),
             Panel(
                 [_bars(NORMS[norm], list(_tops(records, norm).T), i) for i, norm in enumerate(NORMS)],
                 title="blocks",
                 y_label=r"$\|H_{bb}\|_2$",
                 y_scale="log",
-                ticks=([float(i) for i in range(LAYERS * len(ROLES))], list(records[0].result["top"])),
+                ticks=([float(i) for i in range(LAYERS * len(ROLES))], [name[:2] for name in records[0].result["top"]]),
             ),
         ],
     )

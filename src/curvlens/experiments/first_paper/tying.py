@@ -19,11 +19,13 @@ from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.sweeps import Sweep, grid, where
 from curvlens.experiments.verdicts import Finding
-from curvlens.figures.charts import Chart, Panel
+from curvlens.figures.charts import Chart, Curve, Panel
 
 VARIANTS = {"tied": "unembedding tied", "positions": "positions fixed", "both": "tied, positions fixed"}
 CURVES = (("V", "total"), ("Q", "total"), ("Q", "outer"), ("Q", "functional"))
 MIDDLE = (0.1, 1.0)
+LOWEST = -1.0
+"""The smallest local slope that is drawn."""
 POWERS = {("V", "total"): 2, ("Q", "total"): 5, ("Q", "outer"): 6, ("Q", "functional"): 5}
 """Of σ in Equation 5, where the whole block grows like its larger part."""
 GAINED = {("V", "total"): 2, ("Q", "total"): 1, ("Q", "outer"): 2, ("Q", "functional"): 1}
@@ -69,7 +71,7 @@ def report(records: Sequence[Record]) -> Report:
     for variant, title in VARIANTS.items():
         of = where(records, variant=variant)
         curves = [
-            growth.curve(of, *each).local(f"${SIGNS[each[1]]}({each[0]})$", colour=i, style=_style(each[1]))
+            _drawn(growth.curve(of, *each).local(f"${SIGNS[each[1]]}({each[0]})$", colour=i, style=_style(each[1])))
             for i, each in enumerate(CURVES)
         ]
         axes = (r"$\sigma$", r"$d\,\log\|\cdot\|\,/\,d\,\log\sigma$", "log")
@@ -80,7 +82,8 @@ def report(records: Sequence[Record]) -> Report:
         "Growth with a tied unembedding, and with positions that do not grow",
         f"Local slopes of the blocks of Figure 3a (d = {width}, no norms) in three other readings of its setting: the "
         "unembedding is the embedding transposed, as in GPT-2; only the tokens have the standard deviation σ, and "
-        f"the positions {0.8 / math.sqrt(width):.2g}, as all weights; both. Grey: the powers 2, 5 and 6 of Equation 5.",
+        f"the positions {0.8 / math.sqrt(width):.2g}, as all weights; both. Grey: the powers 2, 5 and 6 of Equation 5. "
+        f"Slopes below {LOWEST:g} are left out: there the cross-entropy saturates, and the blocks fall to nothing.",
         panels,
         columns=3,
     )
@@ -89,6 +92,12 @@ def report(records: Sequence[Record]) -> Report:
         _growth("growth-positions", where(records, variant="positions"), _both(records)),
     )
     return Report((chart,), findings, notes=marked(records))
+
+
+def _drawn(line: Curve) -> Curve:
+    """Without what falls so steeply that nothing else could be seen beside it."""
+    kept = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y >= LOWEST]
+    return replace(line, x=[x for x, _ in kept], y=[y for _, y in kept])
 
 
 def _style(part: str) -> Any:

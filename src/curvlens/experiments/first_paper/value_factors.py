@@ -18,7 +18,7 @@ from curvlens.experiments.sizes import marked, sized
 from curvlens.experiments.sources import PAPER
 from curvlens.experiments.sweeps import Sweep, grid, sweep, where
 from curvlens.experiments.verdicts import Finding, judged
-from curvlens.figures.charts import Chart, Panel
+from curvlens.figures.charts import Chart, Panel, Slope
 
 WIDTH, HEADS = 8, 2
 SCALED = {"moment": "M1", "value": "W_O and W_U", "down": "W_O", "up": "W_U"}
@@ -82,9 +82,9 @@ def report(records: Sequence[Record]) -> Report:
         "value-factors",
         "A value of low rank: powers of the first moment and of the value matrices",
         f"One layer of {HEADS} heads with values W_O W_U of rank {WIDTH // HEADS}, {LENGTH} Gaussian tokens of {WIDTH} "
-        "dimensions, square loss, attention matrices that stay as they are. Local slopes over a factor s of M1, for "
-        "the functional part of the mixed block and for the outer part of all three; right: over a factor of both "
-        "value matrices.",
+        "dimensions, square loss, attention matrices that stay as they are. Left: local slopes of the functional part "
+        "of the mixed block over a factor s of M1. Middle: norms of the outer part over the same. Right: over a factor "
+        "of both value matrices. Dashed grey: s².",
         [
             Panel(
                 [line.local(name, colour=i) for i, (name, line) in enumerate(mixed.items())],
@@ -95,8 +95,8 @@ def report(records: Sequence[Record]) -> Report:
                 "log",
                 y_lines=(1.0, 2.0),
             ),
-            _panel(moment, "$H_o$ over M1", slope),
-            _panel(values["value"], "$H_o$ over $W_O$ and $W_U$", slope),
+            _panel(moment, "$H_o$ over M1"),
+            _panel(values["value"], "$H_o$ over $W_O$ and $W_U$"),
         ],
         columns=3,
     )
@@ -107,9 +107,12 @@ def _outer(records: Sequence[Record]) -> dict[str, Sweep]:
     return {block: sweep(records, "size", "outer", block) for block in BLOCKS}
 
 
-def _panel(lines: Mapping[str, Sweep], title: str, slope: str) -> Panel:
-    curves = [line.local(f"$(W_{b[0]}, W_{b[1]})$", colour=i) for i, (b, line) in enumerate(lines.items())]
-    return Panel(curves, (), title, "$s$", slope, "log", y_lines=(2.0,))
+def _panel(lines: Mapping[str, Sweep], title: str) -> Panel:
+    """Norms: their local slopes are 2 but for rounding, and would show that alone."""
+    curves = [line.curve(f"$(W_{b[0]}, W_{b[1]})$", colour=i) for i, (b, line) in enumerate(lines.items())]
+    first = min(curve.y[0] for curve in curves)
+    guide = Slope(POWER, (curves[0].x[0], curves[0].x[-1]), (curves[0].x[0], first / 4), "$s^2$")
+    return Panel(curves, (guide,), title, "$s$", "Frobenius norm", "log", "log")
 
 
 def _quadratic(
