@@ -36,6 +36,18 @@ CLAIMS = (
         "cross-entropy and a full block.",
         f"{PAPER}, Equation 5 and Section 3.1",
     ),
+    Claim(
+        "growth-tied",
+        "The growth rates of Equation 5 extend to a full GPT-2 block: read with the unembedding tied to the embedding, "
+        "as in GPT-2.",
+        f"{PAPER}, Section 3.1 and Appendix F",
+    ),
+    Claim(
+        "growth-positions",
+        "The growth rates of Equation 5 extend to a full GPT-2 block: read with position embeddings that keep their "
+        "standard deviation while that of the tokens varies.",
+        f"{PAPER}, Section 3.1 and Appendix F",
+    ),
     Claim("value-functional", "The functional part of the value block is zero.", f"{PAPER}, Theorem 3.2"),
     Claim(
         "jacobians",
@@ -151,6 +163,11 @@ CLAIMS = (
         f"{PAPER}, Lemma D.2",
     ),
     Claim(
+        "t-bulk",
+        "The T-functional part is responsible for the bulk eigenvalues of the query-key Hessian.",
+        f"{PAPER}, Appendix D",
+    ),
+    Claim(
         "heads",
         "Between heads the functional part is zero, and with more heads the outer part dominates the Hessian.",
         f"{PAPER}, Appendix E",
@@ -159,6 +176,17 @@ CLAIMS = (
         "low-rank-value",
         "The blocks of a value of low rank are those of a linear MLP of two layers: hollow in the functional part.",
         f"{PAPER}, Appendix E.1",
+    ),
+    Claim(
+        "low-rank-moment",
+        "With a value W_O W_U of low rank and square loss the functional part of (W_O, W_U) depends quadratically on "
+        "the first moment M1, and the outer part quadratically on M1 and on the value matrices.",
+        f"{PAPER}, Appendix E.1",
+    ),
+    Claim(
+        "one-rate",
+        "Parameters of one homogeneous block on the diagonal of the Hessian need a single adaptive learning rate.",
+        f"{PAPER}, Section 5",
     ),
     Claim(
         "scalar-bulk",
@@ -207,6 +235,12 @@ CLAIMS = (
         f"{ARTICLE}, Section 5.2, read of a network",
     ),
     Claim("zero-blocks", "Residual connections make many blocks of the Hessian zero.", f"{ARTICLE}, Section 5.2"),
+    Claim("norm-couples", "Layers are coupled through LayerNorm.", f"{ARTICLE}, Section 5.2"),
+    Claim(
+        "softmax-couples",
+        "The softmax Jacobian couples the tokens of a sequence, depending on the data.",
+        f"{ARTICLE}, Section 5.4",
+    ),
     Claim(
         "relu-simple",
         "ReLU's vanishing second derivative keeps the feed-forward Hessian simple: its functional part is hollow.",

@@ -28,9 +28,12 @@ class Draws:
         return scale * torch.randn(*shape, generator=self._generator, dtype=torch.float64)
 
 
-def stream(seed: int, purpose: str) -> int:
-    """The number that a stream's generator is seeded with: the seed itself, or a hash of both that never changes."""
+def stream(seed: int, purpose: str = "") -> int:
+    """The number that a stream's generator is seeded with: the seed itself, or a hash of both that never changes.
+
+    >>> stream(3), stream(3, "tokens") == stream(3, "weights")
+    (3, False)
+    """
     if not purpose:
         return seed
-    # 32 bits: torch's generator on the CPU looks at no more
-    return int.from_bytes(hashlib.sha256(f"{purpose}/{seed}".encode()).digest()[:4], "big")
+    return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8], "big") & (2**63 - 1)

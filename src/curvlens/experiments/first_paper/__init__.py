@@ -1,6 +1,7 @@
 """The figures, the table and the other claims of *What does it mean to be a Transformer?*"""
 
 from curvlens.experiments.experiment import Experiment
+from curvlens.experiments.first_paper.bulk import BULK_SPECTRUM
 from curvlens.experiments.first_paper.deep import FIG6
 from curvlens.experiments.first_paper.dispersion import DISPERSION
 from curvlens.experiments.first_paper.entries import FIG1, FIG4
@@ -17,7 +18,10 @@ from curvlens.experiments.first_paper.pre_ln import FIG3B
 from curvlens.experiments.first_paper.published import PUBLISHED
 from curvlens.experiments.first_paper.published_deep import PUBLISHED_DEEP
 from curvlens.experiments.first_paper.single_matrix import SINGLE_MATRIX
+from curvlens.experiments.first_paper.step_sizes import STEP_SIZES
 from curvlens.experiments.first_paper.temperature import TEMPERATURE
+from curvlens.experiments.first_paper.tying import TYING
+from curvlens.experiments.first_paper.value_factors import VALUE_FACTORS
 from curvlens.experiments.first_paper.value_functional import VALUE_FUNCTIONAL
 from curvlens.experiments.first_paper.weights import WEIGHTS
 
@@ -32,6 +36,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     FIG8,
     PUBLISHED,
     PUBLISHED_DEEP,
+    TYING,
     TABLE1,
     LAYER,
     WEIGHTS,
@@ -39,7 +44,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     DISPERSION,
     TEMPERATURE,
     SINGLE_MATRIX,
+    BULK_SPECTRUM,
     KEY_SIZE,
     HEADS,
     VALUE_FUNCTIONAL,
+    VALUE_FACTORS,
+    STEP_SIZES,
 )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from curvlens.experiments.comparisons import ratio, seeds
 from curvlens.experiments.experiment import Effort, Experiment, Report, at_width
 from curvlens.experiments.first_paper import growth
-from curvlens.experiments.parts import PARTS, SIGNS, SPLIT, signed
+from curvlens.experiments.parts import PARTS, SIGNS, SPLIT, Part, signed
 from curvlens.experiments.ranges import LOCAL, extent, following, judged_range, told, widest
 from curvlens.experiments.records import Config, Record
 from curvlens.experiments.setting import SEQUENCES
 from curvlens.experiments.sizes import marked
 from curvlens.experiments.sources import PAPER
-from curvlens.experiments.sweeps import Sweep
+from curvlens.experiments.sweeps import Sweep, mean
 from curvlens.experiments.verdicts import Finding
 from curvlens.figures.charts import Chart, Slope
 
@@ -21,6 +22,8 @@ FUNCTIONAL = 5
 """The power of the query block's functional part in Equation 5; its outer part has one more."""
 BELOW = (growth.WHOLE[0], 0.99)
 """Where the authors' σ below 1 lie: the last of them is 0.785."""
+BEYOND = (3.0, growth.WHOLE[1])
+"""Where attention saturates."""
 APART = 0.5
 """How far apart the slopes of two curves are that do not grow alike."""
 
@@ -112,9 +115,31 @@ def _told(found: Sweep) -> str:
     small, large = found.slope("", growth.SMALL), found.law(growth.LARGE)
     return (
         f"σ^{law.slope:.3f} ({low:.3f} to {high:.3f}) for σ from {law.window[0]:.3g} to {law.window[1]:.3g}; "
-        f"σ^{small.value:.4f} ± {small.error:.4f} for σ ≤ 0.1; σ^{large.slope:.2f} for σ from 1 to 10; local slopes "
-        f"from {extent(found)}"
+        f"σ^{small.value:.4f} ± {small.error:.4f} for σ ≤ 0.1; σ^{large.slope:.2f} for σ from 1 to 10{_beyond(found)}; "
+        f"local slopes from {extent(found)}"
     )
+
+
+def _beyond(found: Sweep) -> str:
+    """A curve's power for the largest σ, if there are places enough."""
+    far = found.finite().within(*BEYOND)
+    if len(far.x) < 3:
+        return ""
+    slope = far.slope("", (far.x[0], far.x[-1]))
+    return f"; σ^{slope.value:.2f} ± {slope.error:.2f} for σ from {far.x[0]:.2g} to {far.x[-1]:.2g}"
+
+
+def _cosines(curves: Mapping[Part, Sweep]) -> str:
+    """⟨H_o, H_f⟩/(‖H_o‖ ‖H_f‖), which the three norms give, at the smallest σ, at 1 and at the largest."""
+    x = [place for place in curves["total"].x if all(place in line.finite().x for line in curves.values())]
+    if not x:
+        return ""
+    outer, functional, total = (curves[part].at(x).values for part in PARTS)
+    cosines = (total.square() - outer.square() - functional.square()) / (2 * outer * functional)
+    nearest = min(range(len(x)), key=lambda i: abs(math.log(x[i])))
+    found = {x[i]: mean("", cosines[:, i].tolist()) for i in (0, nearest, len(x) - 1)}
+    told_all = ", ".join(f"{each.value:.3f} ± {each.error:.3f} (σ = {place:.2g})" for place, each in found.items())
+    return f" The cosine between H_o and H_f: {told_all}."
 
 
 def _power(claim: str, found: Sweep, power: int) -> Finding:
@@ -139,7 +164,7 @@ def _query(records: Sequence[Record]) -> Finding:
         f"The whole block: {_told(curves['total'])}. Its parts for σ ≤ 0.1: H_f σ^{small['functional']:.3f}, H_o "
         f"σ^{small['outer']:.3f}. "
         f"The local slopes of H and H_f are within {LOCAL:g} of {FUNCTIONAL}, and H_o's at least {APART:g} away from "
-        f"H's, for {told(where)}.",
+        f"H's, for {told(where)}.{_cosines(curves)}",
         where,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ POWERS = {"T-outer": -2, "T-functional": -1}
 """Of t."""
 HOT = (10.0, 1000.0)
 """Temperatures with which attention is nearly even."""
+BETWEEN = (0.01, 0.1, 1.0)
+"""Temperatures between the ends at which the ratio of the parts is told, with the slopes from one to the next."""
 VANISHED = 1e-3
 """The share of its largest norm below which a block has vanished."""
 
@@ -103,12 +106,27 @@ def _temperature(outer: Sweep, functional: Sweep) -> Finding:
         f"For t from {HOT[0]:g} to {HOT[1]:g} the T-outer part falls with t^{outer.law(HOT).slope:.3f} and the "
         f"T-functional part with t^{functional.law(HOT).slope:.3f}; local slopes are within {LOCAL:g} of −2 and −1 for "
         f"{told(where, 't')}. ‖T-outer‖/‖T-functional‖ is {cold} at t = {places[0]:.2g} and {hot} at t = "
-        f"{places[-1]:.2g}; to dominate is to be {DOMINATES:g} times as large."
+        f"{places[-1]:.2g}; to dominate is to be {DOMINATES:g} times as large.{_between(outer, functional)}"
     )
     if where is not None and where.whole:
         return judged_parts("temperature", text, powers | told_ends)
     true = [name for name, holds in (powers | told_ends).items() if holds]
     return judged("temperature", text, holds=False, when="; ".join(true))
+
+
+def _between(outer: Sweep, functional: Sweep) -> str:
+    """The ratio of the parts between the ends, and their powers from one such temperature to the next."""
+    held = [place for place in outer.x if any(math.isclose(place, t, rel_tol=1e-4) for t in BETWEEN)]
+    if len(held) < 2:
+        return ""
+    found = [ratio(outer.at([t]).values[:, 0], functional.at([t]).values[:, 0]) for t in held]
+    ratios = "; ".join(f"{each} at t = {t:.2g}" for t, each in zip(held, found, strict=True))
+    powers = "; ".join(
+        " and ".join(f"t^{part.at(list(ends)).slopes()[0]:.2f}" for part in (outer, functional))
+        + f" from {ends[0]:.2g} to {ends[1]:.2g}"
+        for ends in pairwise(held)
+    )
+    return f" Between them the ratio is {ratios}; T-outer and T-functional go with {powers}."
 
 
 def _one_hot(records: Sequence[Record], entropy: Sweep) -> Finding:

@@ -4,8 +4,19 @@ from curvlens.experiments.experiment import Experiment
 from curvlens.experiments.full_block.bounds import BOUNDS
 from curvlens.experiments.full_block.depth import DEPTH
 from curvlens.experiments.full_block.feedforward import FEEDFORWARD
+from curvlens.experiments.full_block.layer_coupling import LAYER_COUPLING
 from curvlens.experiments.full_block.layernorm import LAYERNORM
+from curvlens.experiments.full_block.tokens import TOKENS
 from curvlens.experiments.full_block.training import TRAINING
 from curvlens.experiments.full_block.within_block import WITHIN_BLOCK
 
-EXPERIMENTS: tuple[Experiment, ...] = (DEPTH, BOUNDS, LAYERNORM, FEEDFORWARD, TRAINING, WITHIN_BLOCK)
+EXPERIMENTS: tuple[Experiment, ...] = (
+    DEPTH,
+    BOUNDS,
+    LAYERNORM,
+    FEEDFORWARD,
+    LAYER_COUPLING,
+    TOKENS,
+    TRAINING,
+    WITHIN_BLOCK,
+)
