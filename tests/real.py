@@ -110,8 +110,8 @@ def sentence_encoder() -> tuple[nn.Module, dict[str, Tensor]]:
     }
 
 
-PASSAGE = """The lighthouse stood at the end of a narrow road that nobody used in winter. Every evening the keeper climbed
-the stairs, cleaned the glass and lit the lamp, and every morning he wrote the weather into a book. Most of the pages
+PASSAGE = """The lighthouse stood at the end of a narrow road that nobody used in winter. Every evening the keeper went
+up the stairs, cleaned the glass and lit the lamp, and every morning he wrote the weather into a book. Most of the pages
 said the same thing: wind from the west, rain before noon, two ships going north. One day in March a letter came from
 the city. It said that the lamp would soon be replaced by a machine, and that he could keep the house if he wished. He
 read it twice, put it between the pages of the book and went upstairs as he always did. When he came down again, the
