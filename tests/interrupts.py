@@ -43,9 +43,9 @@ def inside(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def moments(action: Action, *files: str) -> list[int]:
+def moments(action: Action, *files: str, called_from: str = "") -> list[int]:
     """The moments of an action at which Python handles signals, in some files of Python code or in all."""
-    return _run(action, None, files)[0]
+    return _run(action, None, files, called_from)[0]
 
 
 def interrupted_at(action: Action, moment: int) -> KeyboardInterrupt | None:
@@ -53,14 +53,17 @@ def interrupted_at(action: Action, moment: int) -> KeyboardInterrupt | None:
     return _run(action, moment)[1]
 
 
-def _run(action: Action, moment: int | None, files: Sequence[str] = ()) -> tuple[list[int], KeyboardInterrupt | None]:
+def _run(
+    action: Action, moment: int | None, files: Sequence[str] = (), called_from: str = ""
+) -> tuple[list[int], KeyboardInterrupt | None]:
     passed, found = 0, list[int]()
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal passed
         if event in ("call", "c_return"):  # Python looks for signals where a function begins, and where one of C ends
             passed += 1
-            if not files or frame.f_code.co_filename.endswith(tuple(files)):
+            caller = frame.f_back.f_code.co_filename if frame.f_back is not None else ""
+            if (not files or frame.f_code.co_filename.endswith(tuple(files))) and caller.endswith(called_from):
                 found.append(passed)
             if passed == moment:
                 raise KeyboardInterrupt

@@ -33,6 +33,9 @@ class Counting(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.last, self.used = nn.Linear(4, 3), nn.Linear(3, 1), used
+        self.calls: Tensor
+        self.mean: Tensor
+        self.replaced: Tensor
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
         self.register_buffer("mean", torch.zeros(4))
         self.register_buffer("replaced", torch.zeros(()))

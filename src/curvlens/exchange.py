@@ -69,7 +69,8 @@ def exchanged(
     given = {**tensors, **(buffers or {})}
     named = (*model.named_parameters(), *model.named_buffers())
     by_identity = {id(x): given[name] for name, x in named if name in given}
-    holders, new, old, held, before = [], [], [], [], []
+    holders, new, old = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    held, before = list[dict[str, Any]](), list[dict[str, Any]]()
     for module in model.modules():
         for holder in (module._parameters, module._buffers):
             own = {name: x for name, x in holder.items() if id(x) in by_identity}

@@ -68,7 +68,6 @@ class Problem:
     True
     """
 
-    @as_found
     def __init__(
         self,
         model: nn.Module,
@@ -105,6 +104,10 @@ class Problem:
         self._modes: tuple[bool, ...] = ()
         self._written: tuple[str, ...] = ()
         warn_low_precision(self.dtype)
+        self._take(data)
+
+    @as_found
+    def _take(self, data: Any) -> None:
         with self.isolated():
             self.data = Data(data)
             self._check_setting()

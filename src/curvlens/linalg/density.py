@@ -20,6 +20,7 @@ from curvlens.linalg.lanczos import Lanczos
 from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.results import Density
 from curvlens.results.measure import Measure, line_area
+from curvlens.surroundings import as_found
 
 SETTLED = 1e-6
 """A Ritz value whose residual is below this part of the norm is an eigenvalue, and drawn as an atom."""
@@ -28,6 +29,7 @@ FEWEST = 10
 """Steps below which a density means little, and its error less."""
 
 
+@as_found
 def density(
     operator: Any,
     *,

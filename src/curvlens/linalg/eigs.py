@@ -20,12 +20,14 @@ from curvlens.linalg.lanczos import Lanczos
 from curvlens.linalg.plan import Ends, Plan, plan_search, start_vector
 from curvlens.linalg.products import Products, Progress, warn
 from curvlens.results import Eigs
+from curvlens.surroundings import as_found
 
 SHORTEST, CLEAR, PATIENCE = 8, 0.05, 40
 """When a chain has shown that nothing is hidden: after 8 steps, if its end is clear of the wanted values, its residual
 being 1/20 of the distance; otherwise after as many steps as the search before it, 40 at least."""
 
 
+@as_found
 def eigs(
     operator: Any,
     k: int = 1,

@@ -12,6 +12,7 @@ from curvlens.linalg.roots import all_blocks, has_roots
 from curvlens.linalg.sampling import Options, Quantity, estimate
 from curvlens.operators import Operator
 from curvlens.results import ByBlock, Estimate
+from curvlens.surroundings import as_found
 
 
 @overload
@@ -59,6 +60,7 @@ def frobenius(
     return ByBlock({name: _root(block) for name, block in square.items()}, "Frobenius norm", square.by)
 
 
+@as_found
 def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Options]) -> Estimate:
     """diag A, entry by entry; ``rtol`` is that of the vector as a whole. Options as for `trace`, without ``by``.
 
@@ -75,6 +77,7 @@ def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Option
     return estimate("diagonal", operator, samples, **options)
 
 
+@as_found
 def _dispatch(
     quantity: Quantity, operator: Any, samples: int | None, by: By | None, options: Options
 ) -> Estimate | ByBlock:

@@ -16,6 +16,7 @@ from torch import Tensor
 from curvlens.errors import CurvlensError
 from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.results import Solution
+from curvlens.surroundings import as_found
 
 Method = Literal["cg", "minres"]
 PATIENCE = 100
@@ -24,6 +25,7 @@ PATIENCE = 100
 Product = Callable[[Tensor], Tensor]
 
 
+@as_found
 def solve(
     operator: Any,
     b: Any,
