@@ -64,8 +64,8 @@ def test_every_claim_that_an_experiment_bears_on_is_judged(shown: list[Shown]) -
 
 
 def test_reference_numbers_agree(shown: list[Shown]) -> None:
-    """All of them, but for the gap of Figure 4."""
+    """All of them, the gap of Figure 4 within the error of the reference's small sample."""
     comparisons = compared([number for each in shown for number in each.report.numbers])
     assert len(comparisons) == len(references()[0])
     outcomes = {each.reference.name: each.outcome for each in comparisons if each.outcome != "agrees"}
-    assert outcomes == {"fig4 gap": "differs"}
+    assert outcomes == {"fig4 gap": "within the reference's sampling error"}

@@ -154,7 +154,7 @@ def test_regimes_name_what_lies_behind_and_how_large_the_embeddings_are() -> Non
     grown = judged("fig1", made_up.entries((-6.0, -4.0), (0, 0), power=3.0))["entries"]
     assert grown.regime == "σ = 0.14; σ = 0.2; σ = 0.28"
     below = judged("fig3b", made_up.pre_ln((-1.0,), (-1.2,), below=(6, 3)))["pre-ln"].regime
-    assert "below √ε = 0.0032 the slopes are 5.00 (Q) and 1.80 (V), 3.20 ± 0.00 apart" in below
+    assert "not where σ is below √ε = 0.0032: slopes are 5.00 (Q) and 1.80 (V), 3.20 ± 0.00 apart" in below
     zero = judged("value-functional", made_up.value(0, 0, 0.3, 0.9))["value-functional"]
     assert "GELU" not in zero.regime
     assert "with ‖H_f(V)‖ of σ^2.00" in zero.measured

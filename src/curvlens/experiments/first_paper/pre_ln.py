@@ -21,9 +21,10 @@ from curvlens.figures.charts import Chart, Curve, Panel, Slope
 MUCH_LESS = 3.0
 """A difference of growth rates is much smaller than another if it is at most one part in so many."""
 BELOW = (1e-5, 1e-5 * math.sqrt(10), 1e-4, 1e-4 * math.sqrt(10), 1e-3, 1e-3 * math.sqrt(10))
-"""σ up to √ε, where a norm divides by √ε and not by the size of a token any more."""
+"""σ up to √ε, where the first norm divides by √ε and not by the size of a token any more."""
 LIMIT = (BELOW[0], 1e-4)
-"""Where norms are linear maps but for a part in a thousand."""
+"""Where the first norm is a linear map but for a part in a thousand. What attention adds is larger than the tokens by
+1/√ε, so that the norms behind it still normalise."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -47,7 +48,7 @@ def report(records: Sequence[Record]) -> Report:
         "As Figure 3a, with norms before attention, before the MLP and before the unembedding. Grey: one line "
         "through all σ from 0.01, as in the paper. Below, the local slopes. Left of 0.01, with fewer seeds, is what "
         f"the paper does not show: the left one of the vertical lines is √ε = {math.sqrt(EPS):.2g}, below which the "
-        "norms no longer normalise.",
+        "norm before attention no longer normalises.",
         [
             *(
                 _further(growth.panel(records, block, name, _fitted(records, block)), below, block)
@@ -103,7 +104,7 @@ def _closer(q: Sweep, v: Sweep, fits: tuple[Number, Number, Number], below: Sequ
     gap = Sweep(below[0].x, below[0].values / below[1].values).slope("", LIMIT)
     returns = between(gap, -without / MUCH_LESS, without / MUCH_LESS)
     limit = (
-        f"below √ε = {math.sqrt(EPS):.2g} the slopes are {small[0]:.2f} (Q) and {small[1]:.2f} (V), "
+        f"σ is below √ε = {math.sqrt(EPS):.2g}: slopes are {small[0]:.2f} (Q) and {small[1]:.2f} (V), "
         f"{gap.value:.2f} ± {gap.error:.2f} apart (σ from {LIMIT[0]:g} to {LIMIT[1]:g})"
     )
     when = averages if not lines else f"σ from {q.x[0]:g} to {q.x[-1]:g}"
@@ -114,9 +115,9 @@ def _closer(q: Sweep, v: Sweep, fits: tuple[Number, Number, Number], below: Sequ
         f"much less is at most 1/{MUCH_LESS:g} of the {without} that Equation 5 gives without norms. Local slopes go "
         f"from {extent(q)} (Q) and {extent(v)} (V), and are {min(apart):.2f} to {max(apart):.2f} apart; "
         + ("all are" if lines else "not all are")
-        + f" within {LOCAL:g} of the lines. {limit[0].upper()}{limit[1:]}.",
+        + f" within {LOCAL:g} of the lines. Where {limit}.",
         holds=all_of((near, returns)) if lines or not near else False,
-        when=(when if returns else f"{when}; {limit}") if near and not (lines and returns) else "",
+        when=(when if returns else f"{when}; not where {limit}") if near and not (lines and returns) else "",
     )
 
 
