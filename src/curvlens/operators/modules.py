@@ -12,7 +12,7 @@ from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError, nearest
 from curvlens.operators.base import Operator, Progress
 from curvlens.operators.curvature import require_problem
-from curvlens.operators.engine import Total, engine_of
+from curvlens.operators.engine import engine_of
 from curvlens.operators.hessian import hessian
 from curvlens.operators.meter import Meter
 from curvlens.operators.segments import Trace, require_outputs
@@ -20,6 +20,7 @@ from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.problem import Problem
 from curvlens.results.profile import sum_tolerance
+from curvlens.totals import Total
 
 
 class Traces:
@@ -151,7 +152,7 @@ class ModulePart(Operator):
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         rows, columns = self.rows.whole, self.columns.whole
         whole = columns.embed(self.columns, vectors)
-        totals = [Total(rows, self.problem) for _ in range(vectors.shape[1])]
+        totals = [Total(rows, self.problem.dtype, self.problem.device) for _ in range(vectors.shape[1])]
         count, done = 0.0, 0
         for trace in self._traces:
             for j, total in enumerate(totals):
