@@ -71,6 +71,16 @@ class Engine:
         return sum(entry.bytes for entry in self._plan or [] if entry.graph is not None)
 
     @property
+    def largest_bytes(self) -> int:
+        """What the largest graph of one piece holds."""
+        return max((entry.bytes for entry in self._plan or []), default=0)
+
+    @property
+    def n_pieces(self) -> int:
+        """Into how many pieces the data is cut; 0 if that is not known yet."""
+        return len(self._plan or [])
+
+    @property
     def rebuilds(self) -> bool:
         """Whether some graphs are rebuilt for every call."""
         return self._plan is not None and any(entry.graph is None for entry in self._plan)
@@ -91,13 +101,26 @@ class Engine:
         k = vectors.shape[1]
         if not k:
             return vectors.new_zeros(rows.size, 0)
-        parts = [columns.unflatten(v) for v in vectors.T.contiguous()]
+        applied = list(self.each(product, rows, columns, list(vectors.T.contiguous()), progress))
+        return torch.stack(applied, dim=1) if k != 1 else applied[0][:, None]
+
+    def each(
+        self,
+        product: Product,
+        rows: Layout,
+        columns: Layout,
+        vectors: Sequence[Tensor],
+        progress: Progress | None = None,
+    ) -> Iterator[Tensor]:
+        """The product with one flat vector after the other: besides the results one vector is held, no matrix."""
+        parts = [columns.unflatten(v) for v in vectors]
 
         def job(graph: Graph, j: int, retain: bool) -> Parts:
             return product(graph, rows.names, parts[j], retain)
 
-        applied = [total.over(count) for total, count in self.sums(k, job, rows, columns, progress)]
-        return torch.stack(applied, dim=1) if k != 1 else applied[0][:, None]
+        for total, count in self.sums(len(parts), job, rows, columns, progress):
+            yield total.over(count)
+            del total  # before the next one is computed
 
     def sums(
         self, k: int, job: Job, rows: Layout, columns: Layout, progress: Progress | None = None
@@ -134,6 +157,12 @@ class Engine:
             else:
                 ordered = [name for name in self.problem.layout.names if name in names]
                 yield from self._later_pass(self._plan, ordered)
+
+    def point(self) -> Point:
+        """Where the model is now, in the copy that the graphs are compared with."""
+        self._held()
+        assert self._point is not None
+        return self._point
 
     def _held(self) -> list[tuple[Graph, bool]] | None:
         """All graphs, if all are kept and belong to the model and the data as they are now."""

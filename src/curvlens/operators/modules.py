@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,12 +39,16 @@ class Traces:
         self._checked = False
         self._blocked: dict[str, str] = {}
         self._point: Point | None = None
+        self.kept_bytes = self.largest_bytes = self.forms_bytes = self.output_bytes = 0
+        """What the kept traces hold, the largest, its forms (`Trace.forms_bytes`) and its outputs; after a pass."""
+        self.seconds = 0.0
+        """How long it took to build them."""
 
     def __iter__(self) -> Iterator[Trace]:
         problem = self.problem
         with problem.isolated():
             if self._point is None or not problem.is_at(self._point):
-                self._kept, self._point = None, problem.point()
+                self._kept, self._point = None, engine_of(problem).point()
             if self._kept is not None:
                 problem.data.check_unchanged()
                 for trace in self._kept:
@@ -52,10 +57,18 @@ class Traces:
                 return
             engine, kept = engine_of(problem), list[Trace]()
             room = problem.memory - engine.kept_bytes
+            self.seconds = 0.0
             for piece in self._pieces():
+                started = time.perf_counter()
                 meter = Meter(problem, None)
                 with meter.watch():
                     trace = Trace(problem, piece)
+                for x in trace.tensors():
+                    meter.count(x)
+                self.seconds += time.perf_counter() - started
+                self.largest_bytes = max(self.largest_bytes, meter.bytes)
+                self.forms_bytes = max(self.forms_bytes, trace.forms_bytes)
+                self.output_bytes = max(self.output_bytes, sum(x.nbytes for x in trace.ends))
                 self.kinds.update(trace.kinds)
                 self.hidden.update(trace.hidden)
                 room -= meter.bytes
@@ -67,6 +80,7 @@ class Traces:
                 self._blocked.update(trace.blocked)
                 del trace  # before the next one is built
             self._kept = kept if room >= 0 else None
+            self.kept_bytes = problem.memory - engine.kept_bytes - room if room >= 0 else 0
 
     def _pieces(self) -> Iterator[Piece]:
         engine = engine_of(self.problem)
