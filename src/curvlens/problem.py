@@ -45,7 +45,7 @@ class _FirstLoss(NamedTuple):
     place: tuple[int, int, int | None]
     state: tuple[Any, ...]
     total: float
-    count: float
+    tokens: float
 
 
 def _place(piece: Piece) -> tuple[int, int, int | None]:
@@ -308,7 +308,7 @@ class Problem:
         """The summed loss of a piece and its count with the model's own attention: known, or computed."""
         known = self._first_loss
         if known is not None and known.place == _place(piece) and known.state == self._state():
-            return known.total, known.count
+            return known.total, known.tokens
         with torch.no_grad():
             own, count = self._evaluate(piece)
         return own.item(), count

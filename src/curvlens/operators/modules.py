@@ -55,10 +55,10 @@ class Traces:
                     yield trace
                     self._blocked.update(trace.blocked)
                 return
-            engine, kept = engine_of(problem), list[Trace]()
-            room = problem.memory - engine.kept_bytes
+            engine, kept, pieces = engine_of(problem), list[Trace](), self._pieces()
+            room = before = problem.memory - engine.kept_bytes
             self.seconds = 0.0
-            for piece in self._pieces():
+            for piece in pieces:
                 started = time.perf_counter()
                 meter = Meter(problem, None)
                 with meter.watch():
@@ -80,7 +80,7 @@ class Traces:
                 self._blocked.update(trace.blocked)
                 del trace  # before the next one is built
             self._kept = kept if room >= 0 else None
-            self.kept_bytes = problem.memory - engine.kept_bytes - room if room >= 0 else 0
+            self.kept_bytes = before - room if room >= 0 else 0
 
     def _pieces(self) -> Iterator[Piece]:
         engine = engine_of(self.problem)

@@ -21,6 +21,8 @@ LITTLE = 1 << 27
 """Bytes that vectors may take in any case, if a quarter of the budget is as much."""
 BUILDS = 6.0
 """What a probe costs, in the time that building the traces takes."""
+SLICE = 1 << 16
+"""Entries of vectors that are multiplied at a time, in float64."""
 CUTS = 8
 """How often smaller pieces of the data are tried."""
 
@@ -79,6 +81,8 @@ class Sizes:
     outputs: int
     total: int
     """One sum over the pieces of the data: in float64 if there are several."""
+    sliced: int
+    """Slices of vectors in float64, for each probe: inner products of probes, H times them, and both together."""
 
     @classmethod
     def of(cls, traces: Traces) -> Sizes:
@@ -93,19 +97,21 @@ class Sizes:
             forms=traces.forms_bytes,
             outputs=traces.output_bytes,
             total=vector if engine.n_pieces < 2 else vector + 8 * problem.layout.size,
+            sliced=5 * 8 * min(problem.layout.size, SLICE),
         )
-
-    def product(self, group: int) -> int:
-        """What products with a group of vectors hold beside vectors and results; rebuilt graphs serve all together."""
-        return self.graph + 2 * self.outputs + self.total * (group if self.graph else 1)
 
     def probes(self, group: int) -> int:
         """The peak of the probes, so many at a time."""
-        return self.kept + 2 * group * self.vector + max(self.product(group), self.trace + group * self.forms)
+        z, Hz = group * self.vector, group * self.vector
+        # where graphs are kept products come one by one; one that is rebuilt serves all, and is gone before the results
+        product = 2 * self.outputs + (self.graph + group * self.total if self.graph else Hz + self.total)
+        forms = Hz + max(self.trace + group * self.forms, group * self.sliced)
+        return self.kept + z + max(product, forms)
 
     def top(self, search: int) -> int:
         """The peak of a search for eigenvalues that takes so many bytes itself, and of what follows it."""
-        return self.kept + max(search + self.vector + self.product(1), 2 * self.vector + self.trace + self.forms)
+        product = self.graph + 2 * self.outputs + self.total
+        return self.kept + max(search + self.vector + product, 2 * self.vector + self.trace + self.forms)
 
 
 def prepared(
@@ -114,8 +120,8 @@ def prepared(
     """The traces of a problem, in pieces that fit, and what a profile of them will take; an error if nothing fits."""
     limit = available_bytes(problem.device) if memory is None else parse_bytes(memory)
     vector = problem.layout.size * problem.dtype.itemsize
-    # the copy of the parameters, two gradients as graphs, two probes with their products, and one product
-    least = 8 * vector
+    # the copy of the parameters, one gradient as a graph, and two probes with their products
+    least = 6 * vector
     if least > limit:
         raise _too_little(problem, least, limit, "probes alone")
     inner = problem if memory is None else _with_memory(problem, min(problem.memory, (limit - least) // 2))

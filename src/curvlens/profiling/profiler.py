@@ -18,15 +18,13 @@ from curvlens.operators import hessian
 from curvlens.operators.curvature import Curvature
 from curvlens.operators.modules import ModulePart, Traces
 from curvlens.problem import Problem
-from curvlens.profiling.forecast import Forecast, prepared
+from curvlens.profiling.forecast import SLICE, Forecast, prepared
 from curvlens.profiling.statistics import Forms, bounded, portion, root_mean
 from curvlens.results import Portion, Profile, Row
 from curvlens.results.profile import above
 
 FEWEST = 4
 """Probes below which errors mean nothing."""
-SLICE = 1 << 18
-"""Entries of vectors that are multiplied at a time, in float64."""
 
 
 def profile(
