@@ -446,7 +446,7 @@ def test_a_sum_that_is_off_is_red(profile: Profile) -> None:
 
 
 def test_what_it_takes_is_told_where_there_is_no_terminal(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curvlens.cli.profile.EVERY", 0.0)
+    monkeypatch.setattr(sys.modules["curvlens.cli.profile"], "EVERY", 0.0)  # the package has a command of that name
     found = CliRunner().invoke(app, ["profile", f"{script}:make", "--samples", "4", "--memory", "1GB"])
     assert found.exit_code == 0
     told = found.stderr.splitlines()
