@@ -442,3 +442,61 @@ def test_checkpointed_layers_are_computed_at_the_right_point() -> None:
         for make in (cl.hessian, cl.ggn, cl.functional):
             for _ in range(2):
                 assert relative(make(b) @ v, make(a) @ v) < 1e-14
+
+
+class Passes:
+    """How often a model runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._count = 0
+        model.register_forward_hook(self._ran)
+
+    def _ran(self, *_: Any) -> None:
+        self._count += 1
+
+    def since(self) -> int:
+        """Passes since it was last asked."""
+        found, self._count = self._count, 0
+        return found
+
+
+def test_checks_share_the_passes_that_are_made_anyway() -> None:
+    model = gpt().eval()
+    passes = Passes(model)
+    held = cl.Problem(model, [(TOKENS, LABELS), (TOKENS, LABELS)], cl.losses.CrossEntropy())
+    assert passes.since() == 2  # the loss twice; that it depends on the outputs alone is seen in one of them
+    held.gradient()
+    assert passes.since() == 2  # one a batch
+    H, v = cl.hessian(held), direction(held.layout.size)
+    H @ v
+    assert passes.since() == 2  # attention is compared with the loss that is known
+    H @ v
+    assert passes.since() == 0
+    model.train()
+    held.loss()
+    assert passes.since() == 2 + 2  # checked in its new mode
+    model.eval()
+    held.loss()
+    assert passes.since() == 2  # it was checked in this mode before
+
+
+def test_attention_is_compared_at_the_point_where_the_model_is() -> None:
+    """The loss from when the problem was built is not that of a model that was trained since."""
+    model = gpt().eval()
+    passes = Passes(model)
+    held = cl.Problem(model, (TOKENS, LABELS), cl.losses.CrossEntropy())
+    with torch.no_grad():
+        next(model.parameters()).mul_(3.0)
+    passes.since()
+    cl.hessian(held) @ direction(held.layout.size)
+    assert passes.since() == 2
+
+
+def test_gradient_of_weighted_tokens_in_float32_is_rounded_once() -> None:
+    model = nn.Linear(3, 7)
+    x, y, weight = torch.randn(5, 3), torch.randint(0, 7, (5,)), torch.rand(7)
+    found = cl.Problem(model, (x, y), cl.losses.CrossEntropy(weight=weight)).gradient()
+    summed = F.cross_entropy(model(x), y, weight=weight, reduction="sum").double()
+    parts = torch.autograd.grad(summed, list(model.parameters()))
+    flat = torch.cat([part.reshape(-1) for part in parts]).double()
+    assert torch.equal(found, (flat / float(weight[y].double().sum())).float())

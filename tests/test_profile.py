@@ -22,7 +22,7 @@ from curvlens.linalg.compression import trace_and_norm
 from curvlens.models import GPT, GPTConfig
 from curvlens.operators import activation_hessian, as_operator, module_part
 from curvlens.operators.modules import Traces
-from curvlens.profiling import propagation
+from curvlens.profiling import Forecast, propagation
 from curvlens.profiling.statistics import Forms, portion
 from families import MORE
 
@@ -829,3 +829,71 @@ def test_an_interruption_while_eigenvalues_are_sought_keeps_the_probes(monkeypat
         profile = cl.profile(small.problem(), samples=4)
     assert profile.samples == 4
     assert profile.hessian.top is None
+
+
+def wide(memory: str | None = None) -> cl.Problem:
+    """A GPT whose vectors are large beside everything else, in float32."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab=50, context=16, n_layer=2, n_head=2, d_model=128)).eval()
+    tokens = torch.randint(50, (4, 16))
+    return cl.Problem(model, (tokens, tokens.roll(-1, 1)), cl.losses.CrossEntropy(), memory=memory)
+
+
+def peak_bytes(act: Callable[[], object]) -> int:
+    """The most that torch's allocator held above what it held before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        act()
+    assert profiler.profiler is not None
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
+
+
+@pytest.mark.filterwarnings("ignore::curvlens.CurvlensWarning")
+@pytest.mark.parametrize("memory", [None, "18MB"])
+def test_memory_is_announced_and_kept(memory: str | None) -> None:
+    """The announced peak is within 20 % of the real one, and within what is allowed."""
+    problem, told = wide(), list[Forecast]()
+    real = peak_bytes(lambda: cl.profile(problem, samples=4, top=False, memory=memory, announce=told.append))
+    assert len(told) == 1
+    assert abs(told[0].memory - real) < 0.2 * real
+    if memory is not None:
+        assert real <= 18e6
+
+
+@pytest.mark.filterwarnings("ignore::curvlens.CurvlensWarning")
+def test_a_budget_cuts_the_data_and_changes_no_row() -> None:
+    problem, told = of(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3)), n=64), list[Forecast]()
+    free = cl.profile(problem, samples=4, top=False)
+    tight = cl.profile(problem, samples=4, top=False, memory="20kB", announce=told.append)
+    assert told[0].pieces > 1
+    for row in free:
+        assert float(tight[row.path].total.trace) == pytest.approx(float(row.total.trace), rel=1e-10, abs=1e-12)
+
+
+def test_a_budget_that_cannot_be_kept_is_told_before_the_first_probe() -> None:
+    problem, seen = small.problem(), list[int]()
+    with pytest.raises(cl.CurvlensError, match=r"needs .* for probes alone .* 1.953 KiB are allowed.*Raise memory="):
+        cl.profile(problem, samples=4, memory=2000, progress=lambda done, total: seen.append(done))
+    with pytest.raises(cl.CurvlensError, match=r"for the largest eigenvalue.*Leave it out: top=False"):
+        cl.profile(wide(), samples=4, memory="20MB", progress=lambda done, total: seen.append(done))
+    assert not seen
+
+
+def test_the_forecast_is_logged_before_the_first_probe(caplog: pytest.LogCaptureFixture) -> None:
+    events = list[str]()
+    with caplog.at_level("INFO", logger="curvlens"):
+        cl.profile(
+            small.problem(),
+            samples=4,
+            top=False,
+            announce=lambda forecast: events.append(str(forecast)),
+            progress=lambda done, total: events.append("probe"),
+        )
+    assert "4 probes" in events[0]
+    assert events[0] in caplog.text
+    assert set(events[1:]) == {"probe"}
+    assert len(events) > 4  # also inside a group

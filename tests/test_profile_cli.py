@@ -445,3 +445,16 @@ def test_a_sum_that_is_off_is_red(profile: Profile) -> None:
     assert not bad.adds_up
     assert 'class="bad">✗ rows do not add up to zᵀHz: off by 0.001 of' in cl.figures.icicle(bad)
     assert not replace(profile, mismatch=math.nan).adds_up
+
+
+def test_what_it_takes_is_told_where_there_is_no_terminal(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["curvlens.cli.profile"], "EVERY", 0.0)  # the package has a command of that name
+    found = CliRunner().invoke(app, ["profile", f"{script}:make", "--samples", "4", "--memory", "1GB"])
+    assert found.exit_code == 0
+    told = found.stderr.splitlines()
+    assert re.match(r"4 probes, [\d,]+ parameters, .* about \d+ s, .*; memory up to [\d.]+ \w+$", told[0])
+    assert any(re.match(r"0 of 4 probes, \d+ s of about", line) for line in told)
+    assert any(line.startswith("largest eigenvalue") for line in told)
+    small = CliRunner().invoke(app, ["profile", f"{script}:make", "--memory", "1kB"])
+    assert small.exit_code == 1
+    assert "Raise memory=" in " ".join(small.output.split())

@@ -107,11 +107,13 @@ def check_sum_and_count(loss: object, total: object, count: Any, piece: Piece) -
     return total.reshape(()).double(), tokens
 
 
-def check_deterministic(model: nn.Module, evaluate: SumAndCount, piece: Piece) -> None:
-    """The loss has to be the same twice, and the batch too."""
+def check_deterministic(
+    model: nn.Module, evaluate: SumAndCount, again: SumAndCount, piece: Piece
+) -> tuple[Tensor, float]:
+    """The loss has to be the same twice, computed in two ways that should agree, and the batch too; the loss."""
     before = batches.fingerprint(piece.batch)
     with torch.no_grad():
-        (first, count), (second, _) = evaluate(piece), evaluate(piece)
+        (first, count), (second, _) = evaluate(piece), again(piece)
     if before != batches.fingerprint(piece.batch):
         raise CurvlensError(
             "The forward pass writes into its inputs: a second pass over the same batch sees another one. Write "
@@ -126,21 +128,27 @@ def check_deterministic(model: nn.Module, evaluate: SumAndCount, piece: Piece) -
         )
     with torch.no_grad():
         # two passes that drop little may agree by chance; that random numbers are drawn is certain
-        random = bool(active) and draws(first.device, lambda: evaluate(piece))
+        random = bool(active) and draws(first.device, lambda: again(piece))
     if random:
         raise CurvlensError(
             f"Dropout or stochastic depth is active ({listing(active)}): every pass draws random numbers, though two "
             "passes over the first batch gave the same loss. Switch it off with model.eval()."
         )
+    return first, count
 
 
-def check_through_outputs(loss: Loss, model: nn.Module, piece: Piece) -> None:
-    """The loss has to depend on the parameters through its outputs alone: there it is split into G and F."""
+def loss_through_outputs(
+    loss: Loss, model: nn.Module, sum_and_count: Callable[[Any, Piece], tuple[Tensor, float]], piece: Piece
+) -> tuple[Tensor, float]:
+    """The summed loss and the count of a piece, from outputs cut off from the parameters.
+
+    The loss has to depend on the parameters through its outputs alone: there it is split into G and F.
+    """
     with torch.no_grad():
         outputs = loss.outputs(model, piece.batch)
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in batches.tensors(outputs)]
-        total, _ = loss.sum_and_count(batches.replace_tensors(outputs, leaves), piece.batch)
+        total, count = sum_and_count(batches.replace_tensors(outputs, leaves), piece)
     known = {id(x) for x in leaves}
     for node in graph_nodes([total]):
         if hasattr(node, "variable") and id(node.variable) not in known:
@@ -149,6 +157,7 @@ def check_through_outputs(loss: Loss, model: nn.Module, piece: Piece) -> None:
                 "would be missed. Write it as a function of the model, (model, batch) -> (sum, count), or make what "
                 "it needs part of its outputs."
             )
+    return total.detach(), count
 
 
 def graph_nodes(tensors: Iterable[Tensor], until: Iterable[Any] = ()) -> Iterator[Any]:

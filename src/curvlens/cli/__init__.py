@@ -124,12 +124,15 @@ def profile(
     spectral: Annotated[
         list[str] | None, typer.Option(help="Also the spectral norm of this module; may be repeated.")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What it may take at most, as 4GiB (default: what is free).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Save the result as JSON, for curvlens.load.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the tree as a chart, one HTML file.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write all numbers as a table, one line a module.")] = None,
 ) -> None:
     """Print where the curvature comes from: the Gauss-Newton part, and the functional part of every module."""
-    request = Request(target, text, tokens, sequences, double, samples, seed, not no_top, spectral or ())
+    request = Request(target, text, tokens, sequences, double, samples, seed, not no_top, spectral or (), memory)
     view = View(depth, sort, own, everything)
     _told(lambda: show_profile(request, view, Files(out, html, csv)))
 

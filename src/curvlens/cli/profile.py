@@ -8,6 +8,7 @@ import io
 import math
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,9 +26,12 @@ from curvlens.cli.tree import Lines, View, fitting, lines, width
 from curvlens.errors import CurvlensError, CurvlensWarning, printable
 from curvlens.figures import icicle
 from curvlens.problem import Problem
-from curvlens.profiling import profile
+from curvlens.profiling import Forecast, profile
+from curvlens.profiling.forecast import readable_time
 from curvlens.results import DIGITS, Profile, claim
 
+EVERY = 10.0
+"""Seconds between two lines about how far it is."""
 FIX = "Move it away, or choose another name."
 
 
@@ -44,6 +48,7 @@ class Request:
     seed: int
     top: bool
     spectral: Sequence[str]
+    memory: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,9 @@ def show_profile(request: Request, view: View, files: Files) -> None:
 
 
 def _computed(problem: Problem, request: Request) -> Profile:
-    """The profile, with a bar on the terminal meanwhile."""
+    """The profile. Meanwhile a bar on the terminal, or a line now and then where that is a file or a pipe."""
     console = Console(stderr=True)
+    told = _Lines(console)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
@@ -111,6 +117,8 @@ def _computed(problem: Problem, request: Request) -> Profile:
             more = " and spectral norms" if request.spectral else ""
             last = f"largest eigenvalue{more}" if request.top else "last sums"
             bar.update(task, completed=done, description=last if done == total else "probes")
+            if not console.is_terminal:
+                told.follow(done, request.samples, last)
 
         return profile(
             problem,
@@ -118,8 +126,36 @@ def _computed(problem: Problem, request: Request) -> Profile:
             seed=request.seed,
             top=request.top,
             spectral=request.spectral or False,
+            memory=request.memory,
+            announce=told.announce,
             progress=follow,
         )
+
+
+class _Lines:
+    """How far a profile is, as lines: at the beginning, then at most every 10 s."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._expected = console, ""
+        self._started = self._last = time.monotonic()
+
+    def announce(self, forecast: Forecast) -> None:
+        """What it will take."""
+        self._expected = f" of about {readable_time(forecast.seconds)}"
+        self._started = self._last = time.monotonic()
+        self._print(str(forecast))
+
+    def follow(self, done: int, total: int, last: str) -> None:
+        """A line, if it is time for one."""
+        now = time.monotonic()
+        if now - self._last < EVERY:
+            return
+        self._last = now
+        gone = readable_time(now - self._started)
+        self._print(f"{last}, {gone}" if done == total else f"{done} of {total} probes, {gone}{self._expected}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -61,6 +61,10 @@ class Curvature(Operator):
         vectors = columns.embed(self.columns, vectors)
         return rows.extract(self.rows, engine_of(self.problem).apply(self._product, rows, columns, vectors, progress))
 
+    def each(self, vectors: Sequence[Tensor], progress: Progress | None = None) -> Iterator[Tensor]:
+        """The products with flat vectors, of whole parameters, one at a time: no matrix is made of them."""
+        return engine_of(self.problem).each(self._product, self.rows, self.columns, vectors, progress)
+
     def _block(self, rows: Layout, columns: Layout) -> Curvature:
         return Curvature(self.problem, self._product, name=self.name, psd=self._convex, rows=rows, columns=columns)
 

@@ -23,6 +23,7 @@ from curvlens.operators.meter import Meter, OverBudgetError
 from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.problem import Problem
+from curvlens.totals import Total
 
 Product = Callable[[Graph, Sequence[str], Parts, bool], Parts]
 """(graph, names of the rows, vector, whether the graph is needed again) → the rows of the product."""
@@ -51,46 +52,6 @@ class _Entry:
         return self.stop is None or piece.stop is None or piece.start <= self.start < piece.stop
 
 
-class Total:
-    """A sum over pieces: in float64 from the second term on, and without a copy if there is only one."""
-
-    def __init__(self, rows: Layout, problem: Problem) -> None:
-        self.rows, self.problem = rows, problem
-        self._first: Parts | None = None
-        self._sum: Tensor | None = None
-
-    def add(self, parts: Parts) -> None:
-        """Add the terms of one piece."""
-        if self._first is None and self._sum is None:
-            self._first = {name: part.detach() for name, part in parts.items()}
-            return
-        if self._sum is None:
-            self._sum = self._written(self._first or {}, 1.0, dtype=torch.float64)
-            self._first = None
-        for name, part in parts.items():
-            self._sum[self.rows.slices[name]] += part.detach().reshape(-1)
-
-    def parts(self) -> Parts:
-        """The sum, by parameter and without a copy."""
-        return self._first or {} if self._sum is None else self.rows.unflatten(self._sum)
-
-    def over(self, count: float) -> Tensor:
-        """The sum divided by a number, in the dtype of the parameters."""
-        if self._sum is not None:
-            return self._sum.div_(count).to(self.problem.dtype)
-        return self._written(self._first or {}, count, dtype=self.problem.dtype)
-
-    def _written(self, parts: Parts, count: float, dtype: torch.dtype) -> Tensor:
-        """Parts divided by a number, one behind the other: every number is read and written once."""
-        result = torch.empty(self.rows.size, dtype=dtype, device=self.problem.device)
-        for name, place in self.rows.slices.items():
-            if name in parts:
-                torch.div(parts[name].reshape(-1).to(dtype), count, out=result[place])
-            else:
-                result[place] = 0
-        return result
-
-
 class Engine:
     """Applies second-order products to vectors, over all the data of a problem."""
 
@@ -108,6 +69,16 @@ class Engine:
     def kept_bytes(self) -> int:
         """What the kept graphs hold."""
         return sum(entry.bytes for entry in self._plan or [] if entry.graph is not None)
+
+    @property
+    def largest_bytes(self) -> int:
+        """What the largest graph of one piece holds."""
+        return max((entry.bytes for entry in self._plan or []), default=0)
+
+    @property
+    def n_pieces(self) -> int:
+        """Into how many pieces the data is cut; 0 if that is not known yet."""
+        return len(self._plan or [])
 
     @property
     def rebuilds(self) -> bool:
@@ -130,13 +101,26 @@ class Engine:
         k = vectors.shape[1]
         if not k:
             return vectors.new_zeros(rows.size, 0)
-        parts = [columns.unflatten(v) for v in vectors.T.contiguous()]
+        applied = list(self.each(product, rows, columns, list(vectors.T.contiguous()), progress))
+        return torch.stack(applied, dim=1) if k != 1 else applied[0][:, None]
+
+    def each(
+        self,
+        product: Product,
+        rows: Layout,
+        columns: Layout,
+        vectors: Sequence[Tensor],
+        progress: Progress | None = None,
+    ) -> Iterator[Tensor]:
+        """The product with one flat vector after the other: besides the results one vector is held, no matrix."""
+        parts = [columns.unflatten(v) for v in vectors]
 
         def job(graph: Graph, j: int, retain: bool) -> Parts:
             return product(graph, rows.names, parts[j], retain)
 
-        applied = [total.over(count) for total, count in self.sums(k, job, rows, columns, progress)]
-        return torch.stack(applied, dim=1) if k != 1 else applied[0][:, None]
+        for total, count in self.sums(len(parts), job, rows, columns, progress):
+            yield total.over(count)
+            del total  # before the next one is computed
 
     def sums(
         self, k: int, job: Job, rows: Layout, columns: Layout, progress: Progress | None = None
@@ -149,7 +133,7 @@ class Engine:
         with self.problem.isolated():
             held = self._held()
             for group in [range(k)] if held is None else [range(j, j + 1) for j in range(k)]:
-                totals, count = [Total(rows, self.problem) for _ in group], 0.0
+                totals, count = [Total(rows, self.problem.dtype, self.problem.device) for _ in group], 0.0
                 for graph, kept in self.graphs((*rows.names, *columns.names)) if held is None else held:
                     for total, j in zip(totals, group, strict=True):
                         total.add(job(graph, j, kept or j + 1 < k))
@@ -173,6 +157,12 @@ class Engine:
             else:
                 ordered = [name for name in self.problem.layout.names if name in names]
                 yield from self._later_pass(self._plan, ordered)
+
+    def point(self) -> Point:
+        """Where the model is now, in the copy that the graphs are compared with."""
+        self._held()
+        assert self._point is not None
+        return self._point
 
     def _held(self) -> list[tuple[Graph, bool]] | None:
         """All graphs, if all are kept and belong to the model and the data as they are now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError, nearest
 from curvlens.operators.base import Operator, Progress
 from curvlens.operators.curvature import require_problem
-from curvlens.operators.engine import Total, engine_of
+from curvlens.operators.engine import engine_of
 from curvlens.operators.hessian import hessian
 from curvlens.operators.meter import Meter
 from curvlens.operators.segments import Trace, require_outputs
@@ -22,6 +23,7 @@ from curvlens.point import Point
 from curvlens.problem import Problem
 from curvlens.results.profile import sum_tolerance
 from curvlens.surroundings import as_found
+from curvlens.totals import Total
 
 
 class Traces:
@@ -39,23 +41,35 @@ class Traces:
         self._checked = False
         self._blocked: dict[str, str] = {}
         self._point: Point | None = None
+        self.kept_bytes = self.largest_bytes = self.forms_bytes = self.output_bytes = 0
+        """What the kept traces hold, the largest, its forms (`Trace.forms_bytes`) and its outputs; after a pass."""
+        self.seconds = 0.0
+        """How long it took to build them."""
 
     def __iter__(self) -> Iterator[Trace]:
         problem = self.problem
         with problem.isolated():
             if self._point is None or not problem.is_at(self._point):
-                self._kept, self._point = None, problem.point()
+                self._kept, self._point = None, engine_of(problem).point()
             if self._kept is not None:
                 problem.data.check_unchanged()
                 for trace in self._kept:
                     yield trace
                     self._blocked.update(trace.blocked)
                 return
-            engine, kept = engine_of(problem), list[Trace]()
-            room = problem.memory - engine.kept_bytes
-            for piece in self._pieces():
+            engine, kept, pieces = engine_of(problem), list[Trace](), self._pieces()
+            room = before = problem.memory - engine.kept_bytes
+            self.seconds = 0.0
+            for piece in pieces:
+                started = time.perf_counter()
                 meter = Meter(problem, None)
                 trace = meter.watch(partial(Trace, problem, piece))
+                for x in trace.tensors():
+                    meter.count(x)
+                self.seconds += time.perf_counter() - started
+                self.largest_bytes = max(self.largest_bytes, meter.bytes)
+                self.forms_bytes = max(self.forms_bytes, trace.forms_bytes)
+                self.output_bytes = max(self.output_bytes, sum(x.nbytes for x in trace.ends))
                 self.kinds.update(trace.kinds)
                 self.hidden.update(trace.hidden)
                 room -= meter.bytes
@@ -67,6 +81,7 @@ class Traces:
                 self._blocked.update(trace.blocked)
                 del trace  # before the next one is built
             self._kept = kept if room >= 0 else None
+            self.kept_bytes = before - room if room >= 0 else 0
 
     def _pieces(self) -> Iterator[Piece]:
         engine = engine_of(self.problem)
@@ -152,7 +167,7 @@ class ModulePart(Operator):
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         rows, columns = self.rows.whole, self.columns.whole
         whole = columns.embed(self.columns, vectors)
-        totals = [Total(rows, self.problem) for _ in range(vectors.shape[1])]
+        totals = [Total(rows, self.problem.dtype, self.problem.device) for _ in range(vectors.shape[1])]
         count, done = 0.0, 0
         for trace in self._traces:
             for j, total in enumerate(totals):

@@ -34,6 +34,8 @@ CHUNK = 1 << 16
 """Numbers of a vector that are multiplied at a time."""
 Tangents = dict[int, Tensor]
 """Of leaves, by identity; a leaf that is missing has none."""
+Tick = Callable[[int, int], None]
+"""(segments done, of how many)."""
 
 
 @dataclass(eq=False)
@@ -157,6 +159,8 @@ class Trace:
             once = once_differentiable((p for *_, p in triples), until=(x.grad_fn for x in segment.inputs))
             for leaf, _, p in triples:
                 key = id(leaf)
+                if key in self._names:  # nobody asks for it: of a tied embedding it would be a copy
+                    continue
                 adjoints[key] = adjoints[key] + p.detach() if key in adjoints else p.detach()
             found.append(
                 Pulled(
@@ -189,14 +193,36 @@ class Trace:
         """J v at the outputs."""
         return [tangents[id(x)] if id(x) in tangents else torch.zeros_like(x) for x in self.ends]
 
-    def forms(self, directions: Sequence[Parts], bent: int) -> tuple[dict[str, Tensor], Tensor]:
-        """vᵢᵀ M vⱼ of the first ``bent`` directions i with all j: by path, summed over its segments, and that of G."""
-        return self.inside(lambda: self._forms(directions, bent))  # type: ignore[no-any-return]
+    def tensors(self) -> list[Tensor]:
+        """What the trace holds besides saved tensors."""
+        pulled = [x for p in self.pulled for x in (*p.gradient, *p.adjoint, *p.segment.outputs)]
+        return [*pulled, *self.ends, *self.seam.gradient, *self.seam.flat(self.seam.outputs)]
 
-    def _forms(self, directions: Sequence[Parts], bent: int) -> tuple[dict[str, Tensor], Tensor]:
+    @property
+    def forms_bytes(self) -> int:
+        """What `forms` holds at most besides the trace, for one direction that is bent and one that is not."""
+        live, most, sizes = 0, 0, dict[int, int]()
+        for pulled, done in zip(self.pulled, self._done, strict=True):
+            sizes.update((id(c), c.nbytes) for c in pulled.copies)
+            live += 2 * sum(c.nbytes for c in pulled.copies)
+            most = max(most, live + sum(x.nbytes for x in pulled.leaves))
+            live -= 2 * sum(sizes.get(key, 0) for key in done)
+        return most
+
+    def forms(
+        self, directions: Sequence[Parts], bent: int, tick: Tick = lambda done, total: None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """vᵢᵀ M vⱼ of the first ``bent`` directions i with all j: by path, summed over its segments, and that of G.
+
+        ``tick(done, total)`` is called with the number of segments.
+        """
+        return self.inside(lambda: self._forms(directions, bent, tick))  # type: ignore[no-any-return]
+
+    def _forms(self, directions: Sequence[Parts], bent: int, tick: Tick) -> tuple[dict[str, Tensor], Tensor]:
         tangents = [self.start(v) for v in directions]
         table: dict[str, Tensor] = {}
-        for pulled, done in zip(self.pulled, self._done, strict=True):
+        for number, (pulled, done) in enumerate(zip(self.pulled, self._done, strict=True)):
+            tick(number, len(self.pulled))
             bends: list[list[Tensor | None]] = []
             for i, t in enumerate(tangents):
                 moved, bend = pulled.along(t, bend=i < bent)
@@ -207,6 +233,7 @@ class Trace:
             table.setdefault(path, torch.zeros(bent, len(directions), dtype=torch.float64, device="cpu"))
             for leaf, *bend in zip(pulled.leaves, *bends, strict=True):
                 table[path] += products(bend, [t.get(id(leaf)) for t in tangents])
+            bend, moved = [], []  # before the next segment: k vectors of a module's parameters
             for t in tangents:
                 for key in done:
                     t.pop(key, None)

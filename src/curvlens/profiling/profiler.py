@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 from curvlens.errors import CurvlensError
 from curvlens.linalg.eigs import eigs
 from curvlens.linalg.products import Products, Progress, warn, whole
-from curvlens.operators import Operator, hessian
-from curvlens.operators.engine import engine_of
+from curvlens.operators import hessian
+from curvlens.operators.curvature import Curvature
 from curvlens.operators.modules import ModulePart, Traces
 from curvlens.problem import Problem
+from curvlens.profiling.forecast import SLICE, Forecast, prepared
 from curvlens.profiling.statistics import Forms, bounded, portion, root_mean
 from curvlens.results import Portion, Profile, Row
 from curvlens.results.profile import above
@@ -24,8 +26,6 @@ from curvlens.surroundings import as_found
 
 FEWEST = 4
 """Probes below which errors mean nothing."""
-LITTLE = 1 << 27
-"""Bytes that vectors may take in any case, if a quarter of the budget is as much."""
 
 
 @as_found
@@ -36,6 +36,8 @@ def profile(
     seed: int = 0,
     top: bool = True,
     spectral: bool | Iterable[str] = False,
+    memory: int | float | str | None = None,
+    announce: Callable[[Forecast], None] | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Where the curvature of a model comes from: H = GGN + Σ_m M_m, with the functional part M_m of every module m.
@@ -50,7 +52,12 @@ def profile(
         top: also the eigenvector of the largest eigenvalue of H, and what each term contributes to it.
         spectral: also ‖M_m‖₂, by Lanczos: of all rows, or of those whose paths are given. That costs dozens of products
             a row.
-        progress: ``progress(done, total)`` is called as probes are done.
+        memory: bytes, or a text like ``"4GiB"``, that all of it may take at most. The data is cut into smaller pieces,
+            and fewer probes go together, until it fits. If it cannot, an error says so before anything long is
+            computed. Without it the budget is that of the problem for graphs, and what is free for the rest.
+        announce: is called with a `Forecast` of time and memory after one pass, before the first probe. The logger
+            ``"curvlens"`` tells the same.
+        progress: ``progress(done, total)`` is called with the probes that are done, again and again as work goes on.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)).double()
     >>> problem = Problem(model, (torch.ones(1, 2).double(), torch.zeros(1, 1)), MSE())
@@ -60,20 +67,28 @@ def profile(
     """
     if not whole(samples) or samples < FEWEST:
         raise CurvlensError(f"samples={samples!r}, expected a whole number of probes, {FEWEST} or more.")
-    traces, H = Traces(problem), hessian(problem)
-    traces.known()
-    products = Products(H, symmetric=True)
+    Traces(problem)  # what cannot be profiled is told first
     if not isinstance(spectral, Iterable | bool):
         raise CurvlensError(f"spectral={spectral!r}, expected True, False or paths of modules.")
     wanted = [] if isinstance(spectral, bool) else [spectral] if isinstance(spectral, str) else list(spectral)
+    traces, forecast = prepared(problem, int(samples), search=top or bool(spectral), memory=memory)
     for path in wanted:  # a wrong one is told before anything long is computed
         traces.require(path)
+    if announce is not None:
+        announce(forecast)
+    H = hessian(traces.problem)
+    products = Products(H, symmetric=True)
     probes, terms, note = products.probes(seed), _Terms(), ""
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, int(samples))
+
     try:
-        for group in _groups(int(samples), problem):
-            terms.add(traces, H, [probes.signs(i).to(H.dtype) for i in group])
-            if progress is not None:
-                progress(group.stop, int(samples))
+        for group in _groups(int(samples), forecast.group):
+            working = partial(tell, group.start)
+            terms.add(traces, H, [probes.signs(i).to(H.dtype) for i in group], working)
+            tell(group.stop)
     except KeyboardInterrupt:
         if len(terms) < FEWEST:
             raise
@@ -85,10 +100,10 @@ def profile(
         return _with_gaps(result, traces.blocked)
     try:
         if top:
-            result = _with_top(result, traces, H)
+            result = _with_top(result, traces, H, forecast.search, partial(tell, int(samples)))
         if spectral:
             paths = list(result.rows) if spectral is True else [result[path].path for path in wanted]
-            result = _with_spectral(result, traces, paths)
+            result = _with_spectral(result, traces, paths, forecast.search, partial(tell, int(samples)))
     except KeyboardInterrupt:
         note = "interrupted while eigenvalues were sought"
         warn(f"The profile was {note}; what the probes say is there.")
@@ -101,14 +116,8 @@ def profile(
     return result
 
 
-def _groups(samples: int, problem: Problem) -> list[range]:
-    """Probes that go through the model together, as many as there is room for: the more meet, the better for norms.
-
-    No group is of one probe, which would meet nobody.
-    """
-    # vectors, two a probe, take half of what a kept graph does, or little
-    held = max(engine_of(problem).kept_bytes // 2, min(problem.memory // 4, LITTLE))
-    size = min(samples, max(2, held // (2 * problem.layout.size * problem.dtype.itemsize)))
+def _groups(samples: int, size: int) -> list[range]:
+    """Probes that go through the model together. Norms need pairs of probes, so no group has a single one."""
     starts = list(range(0, samples, size))
     if samples - starts[-1] == 1 and len(starts) > 1:
         starts[-1] -= 1
@@ -128,17 +137,17 @@ class _Terms:
     def __len__(self) -> int:
         return sum(map(len, self.squares))
 
-    def add(self, traces: Traces, H: Operator, probes: list[Tensor]) -> None:
-        """One group of probes."""
-        z, failed = torch.stack(probes, 1), None
+    def add(self, traces: Traces, H: Curvature, z: list[Tensor], working: Callable[[], None]) -> None:
+        """One group of probes; ``working`` is called again and again."""
+        failed = None
         try:
-            Hz = H.apply(z)
+            Hz = list(H.each(z, lambda done, total: working()))
         except CurvlensError as error:  # some module cannot be differentiated twice: others can
-            failed, Hz = error, torch.full_like(z, math.nan)
-        ggn, terms = _summed(traces, [*z.T, *Hz.T], len(probes))
+            failed, Hz = error, [torch.full_like(probe, math.nan) for probe in z]
+        ggn, terms = _summed(traces, [*z, *Hz], len(z), working)
         if failed is not None and not traces.blocked:
             raise failed
-        truth = (Hz.double().T @ torch.cat([z, Hz], 1).double()).cpu()
+        truth, squares = _truth(z, Hz)
         stacked = torch.stack([ggn, *terms.values()])
         size = stacked.abs().sum(0).clamp(min=1e-300)
         apart = float(((stacked.sum(0) - truth).abs() / size).max())
@@ -148,7 +157,7 @@ class _Terms:
         for path in {**self.own, **terms}:
             known = self.own.get(path, before[:-1])
             self.own[path] = [*known, _forms(terms[path]) if path in terms else before[-1]]
-        self.squares.append(Hz.double().square().sum(0).cpu())
+        self.squares.append(squares)
 
     def profile(self, kinds: dict[str, str], note: str, provenance: dict[str, object]) -> Profile:
         """What the probes so far say."""
@@ -172,12 +181,25 @@ class _Terms:
         )
 
 
-def _summed(traces: Traces, directions: Sequence[Tensor], bent: int) -> tuple[Tensor, dict[str, Tensor]]:
+def _truth(z: list[Tensor], Hz: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """(Hz)ᵀ [z, Hz] and ‖Hz‖² of every probe, in float64 on the CPU, without copies of whole vectors."""
+    truth = torch.zeros(len(z), 2 * len(z), dtype=torch.float64, device="cpu")
+    squares = torch.zeros(len(z), dtype=torch.float64, device="cpu")
+    for start in range(0, len(z[0]), SLICE):
+        x, y = (torch.stack([v[start : start + SLICE] for v in vs], 1).double() for vs in (z, Hz))
+        truth += (y.T @ torch.cat([x, y], 1)).cpu()
+        squares += y.square().sum(0).cpu()
+    return truth, squares
+
+
+def _summed(
+    traces: Traces, directions: Sequence[Tensor], bent: int, working: Callable[[], None]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The forms of G and, by path, of every module's own code, over all the data."""
-    parts = [traces.problem.layout.unflatten(v.contiguous()) for v in directions]
+    parts = [traces.problem.layout.unflatten(v) for v in directions]
     ggn, own, count = torch.zeros(bent, len(parts), dtype=torch.float64, device="cpu"), dict[str, Tensor](), 0.0
     for trace in traces:
-        table, outer = trace.forms(parts, bent)
+        table, outer = trace.forms(parts, bent, lambda done, total: working())
         ggn += outer
         for path, forms in table.items():
             own[path] = own[path] + forms if path in own else forms
@@ -215,10 +237,10 @@ def _ordered(kinds: dict[str, str], reached: Iterable[str]) -> list[str]:
     return found
 
 
-def _with_top(result: Profile, traces: Traces, H: Operator) -> Profile:
+def _with_top(result: Profile, traces: Traces, H: Curvature, memory: int, working: Callable[[], None]) -> Profile:
     """What every term contributes to the largest eigenvalue."""
-    found = eigs(H, k=min(2, H.shape[0]), ends="largest")
-    outer, forms = _summed(traces, [found.vectors[:, -1].to(H.dtype)], 1)
+    found = eigs(H, k=min(2, H.shape[0]), ends="largest", memory=memory, progress=lambda done, total: working())
+    outer, forms = _summed(traces, [found.vectors[:, -1].to(H.dtype).contiguous()], 1, working)
     ggn, own = float(outer), {path: float(form) for path, form in forms.items()}
     # by Davis and Kahan u is off by an angle of at most residual/gap, and a form changes by twice that
     gap = float(found.values[-1] - found.values[0]) if len(found) > 1 else math.inf
@@ -236,13 +258,15 @@ def _with_top(result: Profile, traces: Traces, H: Operator) -> Profile:
     return replace(result, rows=rows, ggn=known(ggn, result.ggn), hessian=whole_)
 
 
-def _with_spectral(result: Profile, traces: Traces, paths: Iterable[str]) -> Profile:
+def _with_spectral(
+    result: Profile, traces: Traces, paths: Iterable[str], memory: int, working: Callable[[], None]
+) -> Profile:
     """‖M‖₂ of the total of some rows, by Lanczos on both ends."""
     rows = dict(result.rows)
     for path in paths:
         layout = traces.problem.layout
         part = ModulePart(traces, path, own=False, rows=layout, columns=layout)
-        found = eigs(part, k=1, ends="magnitude")
+        found = eigs(part, k=1, ends="magnitude", memory=memory, progress=lambda done, total: working())
         value, residual = (x[0].abs().double().cpu() for x in (found.values, found.residuals))
         size = bounded(value, residual, found.products)
         rows[path] = replace(rows[path], total=replace(rows[path].total, spectral=size))

@@ -1,0 +1,189 @@
+"""What a profile will take, in memory and time: told before the first probe, and kept within a budget."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+
+from curvlens.errors import CurvlensError
+from curvlens.linalg.plan import ROOMY, SMALL
+from curvlens.memory import available_bytes, parse_bytes, readable
+from curvlens.operators.engine import engine_of
+from curvlens.operators.modules import Traces
+from curvlens.problem import Problem
+
+logger = logging.getLogger("curvlens")
+
+FEWEST_TOGETHER = 2
+"""Norms need pairs of probes, so no group has a single one."""
+LITTLE = 1 << 27
+"""Bytes that vectors may take in any case, if a quarter of the budget is as much."""
+BUILDS = 6.0
+"""What a probe costs, in the time that building the traces takes."""
+SLICE = 1 << 16
+"""Entries of vectors that are multiplied at a time, in float64."""
+CUTS = 8
+"""How often smaller pieces of the data are tried."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a profile will take. ``str`` is a line for people."""
+
+    parameters: int
+    probes: int
+    group: int
+    """Probes that go through the model together."""
+    pieces: int
+    """Into how many the data is cut."""
+    memory: int
+    """Peak, in bytes, above what the process held when the profile was asked for."""
+    seconds: float
+    """For the probes. How long eigenvalues take is not known beforehand."""
+    search: int
+    """Bytes of it for the search for the largest eigenvalue; 0 if it is not sought."""
+
+    def __str__(self) -> str:
+        cut = "" if self.pieces == 1 else f", data in {self.pieces} pieces"
+        more = ", then the largest eigenvalue" if self.search else ""
+        return (
+            f"{self.probes} probes, {self.parameters:,} parameters, {self.group} probes at a time{cut}: about "
+            f"{readable_time(self.seconds)}{more}; memory up to {readable(self.memory)}"
+        )
+
+
+def readable_time(seconds: float) -> str:
+    """A time for people.
+
+    >>> readable_time(8.2), readable_time(130), readable_time(9000)
+    ('8 s', '2.2 min', '2.5 h')
+    """
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(seconds, 1):.0f} s"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a profile holds, in bytes, as the first pass over the data found it."""
+
+    vector: int
+    kept: int
+    """Kept graphs and traces, and the copy of the parameters that they are compared with."""
+    graph: int
+    """The largest graph that is built anew for each call; 0 if all are kept."""
+    trace: int
+    """The same of traces."""
+    forms: int
+    """What one probe and H times it need in the tangent pass."""
+    outputs: int
+    total: int
+    """One sum over the pieces of the data: in float64 if there are several."""
+    sliced: int
+    """Slices of vectors in float64, for each probe: inner products of probes, H times them, and both together."""
+
+    @classmethod
+    def of(cls, traces: Traces) -> Sizes:
+        """After their first pass."""
+        problem, engine = traces.problem, engine_of(traces.problem)
+        vector = problem.layout.size * problem.dtype.itemsize
+        return cls(
+            vector=vector,
+            kept=engine.kept_bytes + traces.kept_bytes + vector,
+            graph=engine.largest_bytes if engine.rebuilds else 0,
+            trace=0 if traces.kept_bytes else traces.largest_bytes,
+            forms=traces.forms_bytes,
+            outputs=traces.output_bytes,
+            total=vector if engine.n_pieces < 2 else vector + 8 * problem.layout.size,
+            sliced=5 * 8 * min(problem.layout.size, SLICE),
+        )
+
+    def probes(self, group: int) -> int:
+        """The peak of the probes, so many at a time."""
+        z, Hz = group * self.vector, group * self.vector
+        # where graphs are kept products come one by one; one that is rebuilt serves all, and is gone before the results
+        product = 2 * self.outputs + (self.graph + group * self.total if self.graph else Hz + self.total)
+        forms = Hz + max(self.trace + group * self.forms, group * self.sliced)
+        return self.kept + z + max(product, forms)
+
+    def top(self, search: int) -> int:
+        """The peak of a search for eigenvalues that takes so many bytes itself, and of what follows it."""
+        product = self.graph + 2 * self.outputs + self.total
+        return self.kept + max(search + self.vector + product, 2 * self.vector + self.trace + self.forms)
+
+
+def prepared(
+    problem: Problem, samples: int, *, search: bool, memory: int | float | str | None
+) -> tuple[Traces, Forecast]:
+    """The traces of a problem, in pieces that fit, and what a profile of them will take; an error if nothing fits."""
+    limit = available_bytes(problem.device) if memory is None else parse_bytes(memory)
+    vector = problem.layout.size * problem.dtype.itemsize
+    # the copy of the parameters, one gradient as a graph, and two probes with their products
+    least = 6 * vector
+    if least > limit:
+        raise _too_little(problem, least, limit, "probes alone")
+    inner = problem if memory is None else _with_memory(problem, min(problem.memory, (limit - least) // 2))
+    for _ in range(CUTS):
+        traces = Traces(inner)
+        traces.known()
+        sizes, pieces = Sizes.of(traces), engine_of(inner).n_pieces
+        if sizes.probes(FEWEST_TOGETHER) <= limit or not inner.memory:
+            break
+        inner = _with_memory(problem, min(inner.memory // 2, limit - min(limit, least)))
+    needed = sizes.probes(FEWEST_TOGETHER)
+    if needed > limit:
+        raise _too_little(problem, needed, limit, f"probes, with the data in {max(pieces, 1)} pieces")
+    group = _group(samples, inner)
+    while group > FEWEST_TOGETHER and sizes.probes(group) > limit:
+        group -= 1
+    basis = _search(problem, sizes, limit, memory is None) if search and not traces.blocked else 0
+    rebuilt = (bool(sizes.graph) + bool(sizes.trace)) * -(-samples // group)
+    forecast = Forecast(
+        parameters=problem.layout.size,
+        probes=samples,
+        group=group,
+        pieces=max(pieces, 1),
+        memory=max(sizes.probes(group), sizes.top(basis) if basis else 0),
+        seconds=traces.seconds * (BUILDS * samples + rebuilt),
+        search=basis,
+    )
+    logger.info("profile: %s", forecast)
+    return traces, forecast
+
+
+def _with_memory(problem: Problem, memory: int) -> Problem:
+    """The same problem, with graphs of its own that take so much."""
+    other = copy.copy(problem)
+    other.memory = max(memory, 0)
+    return other
+
+
+def _group(samples: int, problem: Problem) -> int:
+    """How many probes go through the model together: the more meet, the better for norms."""
+    # vectors, two a probe, take half of what a kept graph does, or little
+    held = max(engine_of(problem).kept_bytes // 2, min(problem.memory // 4, LITTLE))
+    return min(samples, max(FEWEST_TOGETHER, held // (2 * problem.layout.size * problem.dtype.itemsize)))
+
+
+def _search(problem: Problem, sizes: Sizes, limit: int, default: bool) -> int:
+    """Bytes for the search for two eigenvalues: as many as help, or as there are."""
+    n, width = problem.layout.size, max(problem.dtype.itemsize, 4)
+    count = min(2, n)
+    fixed = (count + 4) * n * width
+    roomy = fixed + (n if n <= SMALL else ROOMY) * n * width
+    least = fixed + min(n, count + 8) * n * width
+    room = limit - sizes.top(0)
+    if least > room:
+        raise _too_little(problem, sizes.top(least), limit, "the largest eigenvalue", "Leave it out: top=False. ")
+    return max(min(roomy, limit // 4 if default else room), least)
+
+
+def _too_little(problem: Problem, needed: int, limit: int, what: str, instead: str = "") -> CurvlensError:
+    vector = readable(problem.layout.size * problem.dtype.itemsize)
+    return CurvlensError(
+        f"A profile of {problem.layout.size:,} parameters needs {readable(needed)} for {what} (a vector has {vector}), "
+        f"{readable(limit)} are allowed. {instead}Raise memory=, give fewer or shorter sequences, or profile some "
+        "parameters: Problem(..., params='h.0')."
+    )
