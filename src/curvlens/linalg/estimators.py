@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Unpack, get_args, overload
 
 from curvlens.blocks import By
 from curvlens.errors import CurvlensError, listing, nearest
 from curvlens.linalg.products import warn
 from curvlens.linalg.roots import all_blocks, has_roots
-from curvlens.linalg.sampling import Options, Quantity, estimate
+from curvlens.linalg.sampling import Options, Quantity, estimate, root
 from curvlens.operators import Operator
 from curvlens.results import ByBlock, Estimate
 
@@ -55,8 +54,8 @@ def frobenius(
     _check_names("frobenius", options)
     square = _dispatch("square", operator, samples, by, options)
     if isinstance(square, Estimate):
-        return _root(square)
-    return ByBlock({name: _root(block) for name, block in square.items()}, "Frobenius norm", square.by)
+        return root(square)
+    return ByBlock({name: root(block) for name, block in square.items()}, "Frobenius norm", square.by)
 
 
 def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Options]) -> Estimate:
@@ -107,10 +106,3 @@ def _check_names(function: str, options: Options) -> None:
     for name in options:
         if name not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}. {nearest(name, known)}")
-
-
-def _root(square: Estimate) -> Estimate:
-    """The norm from its square; the error to first order."""
-    value = square.value.clamp(min=0).sqrt()
-    stderr = square.stderr / (2 * value.clamp(min=1e-300))
-    return dataclasses.replace(square, value=value, stderr=stderr)

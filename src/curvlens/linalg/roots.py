@@ -23,7 +23,7 @@ from curvlens.blocks.parts import Part
 from curvlens.errors import CurvlensError, listing
 from curvlens.linalg.basis import Store, budget
 from curvlens.linalg.products import Products, Progress, warn
-from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, effort
+from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, degrees, effort
 from curvlens.memory import readable
 from curvlens.operators import Operator
 from curvlens.operators.curvature import GaussNewton
@@ -111,7 +111,7 @@ class _Found:
         self.quantity, self.blocks, self.open = quantity, blocks, blocks
         self.sampled = 0
         self._groups: list[Tensor] = []  # of the open blocks, (blocks, g) or (blocks, g, g)
-        self._closed: dict[str, tuple[Tensor, Tensor, int, int]] = {}
+        self._closed: dict[str, tuple[Tensor, Tensor, float, int]] = {}
 
     def add(self, samples: Iterable[Sample]) -> None:
         """A group of samples."""
@@ -122,13 +122,14 @@ class _Found:
     def close(self, rtol: float) -> None:
         """Leave out the blocks that are close enough, and those that are but rounding beside the others."""
         value, stderr, dof = _statistics(self.quantity, self._groups)
-        t = float(scipy.stats.t.ppf((1 + LEVEL) / 2, dof))
-        factor = 2.0 if self.quantity == "square" else 1.0
+        t = torch.from_numpy(scipy.stats.t.ppf((1 + LEVEL) / 2, dof.numpy()))
+        factor = 2.0 if self.quantity == "square" else 1.0  # a square is known half as well as its root
         largest = max([float(value.max()), *(float(v) for v, *_ in self._closed.values())])
-        near = (stderr * t <= factor * rtol * value) | (value <= 1e-12 * largest)
+        # On the logarithm, where half the length of an interval is value · sinh(t stderr/value).
+        near = (stderr * t <= factor * math.asinh(rtol) * value) | (value <= 1e-12 * largest)
         for i, name in enumerate(self.open):
             if near[i]:
-                self._closed[name] = (value[i], stderr[i], dof, self.sampled)
+                self._closed[name] = (value[i], stderr[i], float(dof[i]), self.sampled)
         if near.any():
             self._groups = [group[~near] for group in self._groups]
             self.open = self.open.only([name for name in self.open if name not in self._closed])
@@ -136,13 +137,15 @@ class _Found:
     def estimates(self, note: str, provenance: dict[str, Any]) -> dict[str, Estimate]:
         """An estimate for each block; the note is for those that wanted more."""
         done = {
-            name: Estimate(value, stderr, samples, float(dof), "", provenance)
+            name: Estimate(value, stderr, samples, dof, "", provenance, positive=True)
             for name, (value, stderr, dof, samples) in self._closed.items()
         }
         if self.open:
             value, stderr, dof = _statistics(self.quantity, self._groups)
             for i, name in enumerate(self.open):
-                done[name] = Estimate(value[i], stderr[i], self.sampled, float(dof), note, provenance)
+                done[name] = Estimate(
+                    value[i], stderr[i], self.sampled, float(dof[i]), note, provenance, positive=True
+                )
         return {name: done[name] for name in self.blocks}
 
 
@@ -202,12 +205,12 @@ def _in_samples(products: Products, size: int) -> Progress:
     return told
 
 
-def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tensor, int]:
+def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Value and standard error for each block, and the degrees of freedom."""
     count = sum(g.shape[1] for g in groups)
     if quantity == "trace":
         x = torch.cat(groups, dim=1)
-        return x.mean(1), x.std(1) / math.sqrt(count), count - 1
+        return x.mean(1), x.std(1) / math.sqrt(count), degrees(count, x.mean(1), x.var(1))
     pairs = sum(g.shape[1] * (g.shape[1] - 1) // 2 for g in groups)
     # What every sample adds to the sum over pairs, and in how many pairs it is.
     own = torch.cat([g.square().sum(2) - g.diagonal(dim1=1, dim2=2).square() for g in groups], dim=1)
@@ -215,8 +218,8 @@ def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tenso
     total = own.sum(1, keepdim=True) / 2
     value = total[:, 0] / pairs
     if pairs <= int(partners.max()):
-        return value, torch.full_like(value, math.inf), 1
+        return value, torch.full_like(value, math.inf), torch.ones_like(value)
     without = (total - own) / (pairs - partners)
     spread = (without - without.mean(1, keepdim=True)).square().sum(1)
-    # Products of pairs are skewed: a third of the degrees of freedom gives intervals that hold (tested at 64 samples).
-    return value, (spread * (count - 1) / count).sqrt(), max(count // 3, 1)
+    # Products of pairs are skewed: a third of the degrees of freedom gives, on the logarithm, intervals that hold.
+    return value, (spread * (count - 1) / count).sqrt(), torch.full_like(value, max(count // 3, 1))

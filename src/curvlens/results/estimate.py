@@ -34,7 +34,10 @@ class Estimate(Result):
     """What a reader has to know: interrupted, accuracy not reached."""
     provenance: Provenance = field(default_factory=dict)
     positive: bool = False
-    """Whether it is a norm, of which the logarithm, not the number itself, is spread evenly around its mean."""
+    """Whether it is a norm, or a trace from squares, of which the logarithm, not the number itself, is spread evenly
+    around its mean."""
+    fixed: float = 0.0
+    """The part of the square of a norm that was computed, not sampled: the logarithm is that of the rest."""
 
     def __post_init__(self) -> None:
         require_tensors(self, "value", "stderr")
@@ -63,10 +66,16 @@ class Estimate(Result):
         if self.exact:
             return self.value, self.value
         half = self.stderr * float(scipy.stats.t.ppf((1 + level) / 2, self.dof))
-        if not self.positive:
+        if not self.positive or not bool((self.value > 0).all()):
             return self.value - half, self.value + half
         factor = (half / self.value).exp()
-        return self.value / factor, self.value * factor
+        low, high = self.value / factor, self.value * factor
+        rest = self.value.square() - self.fixed
+        if self.fixed and bool((rest > ROUNDING * self.value.square()).all()):
+            factor = (2 * self.value * half / rest).exp()
+            low = low.minimum((self.fixed + rest / factor).sqrt())
+            high = high.maximum((self.fixed + rest * factor).sqrt())
+        return low, high
 
     def __float__(self) -> float:
         if self.value.ndim:
@@ -114,6 +123,8 @@ class Estimate(Result):
         return f"<code>{html.escape(repr(self))}</code>"
 
 
+ROUNDING = 1e-10
+"""A sampled part of a square below this share is rounding."""
 SMALL = -3
 """The power of ten below which numbers are written with one."""
 
