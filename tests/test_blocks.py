@@ -481,7 +481,7 @@ def test_traces_by_block(operator: str, by: Any) -> None:
 @pytest.mark.parametrize(("name", "by"), [("h.0", "layer"), ("attn.q", "role"), ("h.0.attn.q.1", "head")])
 def test_a_name_that_estimates_do_not_have(name: str, by: Any, tmp_path: Any) -> None:
     G = cl.ggn(fused_problem())
-    found = cl.trace(G, 4, by="block")
+    found = cl.frobenius(G, 4, by="block")
     with pytest.raises(KeyError, match=f"by block has no '{name}'.*by='{by}'.*'embed', 'pos'"):
         found[name]
     assert name not in found

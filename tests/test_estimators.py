@@ -395,10 +395,99 @@ def test_an_interrupt_ends_all_blocks(problem: cl.Problem) -> None:
         if len(seen) == 100:
             raise KeyboardInterrupt
 
+    H = cl.hessian(problem)
     with pytest.warns(cl.CurvlensWarning, match="interrupted"):
-        blocks = cl.trace(cl.hessian(problem), 16, by="block", progress=stop)
-    assert 0 < len(blocks) < len(problem.blocks)
-    assert len(seen) == 100
+        blocks = cl.trace(H, 16, by="block", progress=stop)
+    assert 100 <= len(seen) <= 103  # the block that was interrupted takes three samples
+    assert seen == sorted(seen)  # counted over all blocks
+    assert list(blocks) == list(problem.blocks)
+    assert 0 < len(blocks.unmeasured) < len(blocks)
+    assert f"{len(blocks.unmeasured)} not measured" in repr(blocks)
+    assert "Not measured: " in blocks.note
+    sizes = {name: block.shape[0] for name, block in H.blocks().items()}
+    done = [sizes[name] for name in blocks if blocks[name].measured]
+    assert min(done) >= max(sizes[name] for name in blocks.unmeasured)  # the largest came first
+    for record in blocks.table():
+        name = record["block"]
+        assert (record["value"] is None) == (record["note"] == "not measured") == (name in blocks.unmeasured)
+        assert (blocks.to_dict()[name]["value"] is None) == (name in blocks.unmeasured)
+    left_out = blocks[blocks.unmeasured[0]]
+    assert not left_out.exact
+    assert "not measured" in repr(left_out)
+    total = sum(blocks.values())
+    assert str(total) == "not known"
+    assert "not measured" in total.note
+
+
+# Budgets
+
+
+@pytest.mark.parametrize("what", ["trace", "frobenius"])
+@pytest.mark.parametrize("of", [cl.hessian, cl.ggn, lambda p: 2 * (cl.hessian(p) - cl.ggn(p))])
+def test_a_budget_of_gradients(problem: cl.Problem, what: str, of: Any) -> None:
+    operator = of(problem)
+    told: list[int] = []
+    options: dict[str, Any] = {"by": "block", "budget": "100 gradients"}
+    blocks = FUNCTIONS[what](operator, 200, progress=lambda done, total: told.append(done), **options)
+    again = FUNCTIONS[what](operator, 200, **options)
+    assert list(blocks) == list(problem.blocks)
+    assert "of 100 gradients spent" in blocks.note
+    spent = float(blocks.note.split()[0])
+    assert 60 < spent <= 100
+    assert told == sorted(told)
+    fewer = [name for name, e in blocks.items() if e.note.startswith("budget")]
+    assert fewer
+    for name, estimate in blocks.items():
+        if estimate.measured:
+            A = operator[name].dense()
+            truth = float(A.trace() if what == "trace" else A.norm())
+            assert float(estimate) == float(again[name])
+            assert abs(float(estimate) - truth) <= 8 * float(estimate.stderr) + 1e-12
+    if what == "trace":
+        assert not blocks.unmeasured
+
+
+def test_a_budget_that_is_enough_changes_nothing(problem: cl.Problem) -> None:
+    H = cl.hessian(problem)
+    free, bound = (cl.trace(H, 8, by="layer", budget=budget) for budget in (None, "1e6 gradients"))
+    for name, estimate in free.items():
+        assert float(estimate) == float(bound[name])
+        assert estimate.note == bound[name].note == ""
+
+
+@pytest.mark.parametrize("of", [cl.hessian, cl.ggn])
+def test_a_budget_of_time(problem: cl.Problem, of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from curvlens.linalg import limits
+
+    clock = 0.0
+
+    def tick(done: int, total: int | None) -> None:
+        nonlocal clock
+        clock += 1.0  # a product a second
+
+    monkeypatch.setattr(limits.time, "monotonic", lambda: clock)
+    blocks = cl.trace(of(problem), 100, by="block", budget="1m", progress=tick)
+    assert list(blocks) == list(problem.blocks)
+    assert not blocks.unmeasured
+    assert "of 1m spent" in blocks.note
+    assert 20 < clock <= 66
+
+
+@pytest.mark.parametrize("budget", ["soon", "0s", "-3m", "", 0, True, "5 minutes of peace", "1 gradients", None])
+def test_bad_budgets(problem: cl.Problem, budget: Any) -> None:
+    if budget is not None:
+        with pytest.raises(cl.CurvlensError, match="budget="):
+            cl.trace(cl.hessian(problem), 8, by="block", budget=budget)
+    with pytest.raises(cl.CurvlensError, match="with by='block'"):
+        cl.trace(MATRICES["flat"], 8, budget="2m")
+
+
+def test_progress_counts_over_all_blocks(problem: cl.Problem) -> None:
+    told: list[tuple[int, int | None]] = []
+    blocks = cl.frobenius(cl.hessian(problem), 8, by="block", progress=lambda *call: told.append(call))
+    assert [done for done, _ in told] == list(range(1, len(told) + 1))
+    assert {total for _, total in told} == {len(told)}
+    assert len(told) == sum(estimate.samples for estimate in blocks.values())
 
 
 def test_intervals() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import scipy.stats
@@ -21,7 +22,9 @@ from torch.linalg import vector_norm
 from curvlens.blocks import Blocks, By, Layout
 from curvlens.blocks.parts import Part
 from curvlens.errors import CurvlensError, listing
-from curvlens.linalg.basis import Store, budget
+from curvlens.linalg.basis import Store
+from curvlens.linalg.basis import budget as room_for
+from curvlens.linalg.limits import BACKWARD, Spending, limit
 from curvlens.linalg.products import Products, Progress, warn
 from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, degrees, effort
 from curvlens.memory import readable
@@ -61,16 +64,27 @@ def all_blocks(
     memory: int | float | str | None = None,
     store: Store = "device",
     progress: Progress | None = None,
+    budget: str | float | None = None,
 ) -> ByBlock:
     """Trace, or squared Frobenius norm, of all blocks; the samples stay on the device, whatever ``store`` says."""
     plan = effort(samples, rtol, max_samples)
+    spending = Spending(limit(budget), BACKWARD)
+    if spending.limit is not None and spending.left() < 2:
+        raise CurvlensError(
+            f"budget={budget!r} is less than two samples of {operator!r}, which cost {2 * BACKWARD:.3g} gradients. Give more."
+        )
+    timed = spending.limit is not None and spending.limit.unit == "seconds"
+    asked = plan.samples
+    if spending.limit is not None and not timed:
+        plan = replace(plan, samples=int(min(asked, spending.left())))
     assert isinstance(operator, GaussNewton)
     products = Products(operator, symmetric=False, progress=progress)
     products.probes(seed)  # checks the seed
     products.total = plan.samples if plan.rtol is None else None
-    allowed = budget(memory, "device", operator.device)
+    allowed = room_for(memory, "device", operator.device)
     vector = operator.rows.size * operator.dtype.itemsize
-    group = min(allowed // vector, plan.samples, LARGEST_GROUP)
+    # A clock is looked at between groups.
+    group = min(allowed // vector, plan.samples, FEWEST if timed else LARGEST_GROUP)
     if group < 2:
         raise CurvlensError(
             f"Two samples of {operator.rows.size} numbers need {readable(2 * vector)}, {readable(allowed)} are "
@@ -84,12 +98,18 @@ def all_blocks(
             rows = operator.rows if found.open is found.blocks else Layout(found.open.order)
             found.add(operator._block(rows, rows).roots(seeds, _in_samples(products, len(seeds))))
             products.tick(found.sampled - products.count)
+            spending.steps = found.sampled
             if plan.rtol is not None and found.sampled >= FEWEST_TO_CLOSE:
                 found.close(plan.rtol)
                 if not found.open:
                     break
+            if timed and spending.left() < group:
+                note = f"budget: {found.sampled} of {asked} samples" if found.sampled < asked else ""
+                break
         else:
-            if plan.rtol is not None:
+            if plan.samples < asked:
+                note = f"budget: {plan.samples} of {asked} samples"
+            elif plan.rtol is not None:
                 note = f"rtol={plan.rtol:g} not reached after {plan.samples} samples"
                 warn(
                     f"The {NAMES[quantity]} by {by}: {note} for {listing(found.open)}. The standard errors say what "
@@ -101,7 +121,8 @@ def all_blocks(
         note = f"interrupted after {found.sampled} samples"
         warn(f"The {NAMES[quantity]} by {by} was {note}; the errors are those of what was done.")
     provenance = products.provenance(quantity=quantity, seed=seed, sampled=found.sampled, by=by, roots=True)
-    return ByBlock(found.estimates(note, provenance), NAMES[quantity], by)
+    said = [f"{spending} spent."] if spending.limit is not None else []
+    return ByBlock(found.estimates(note, provenance), NAMES[quantity], by, " ".join([*said, *([note] if note else [])]))
 
 
 class _Found:

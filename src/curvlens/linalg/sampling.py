@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.basis import Basis, Store, budget
+from curvlens.linalg.basis import Basis, Store
+from curvlens.linalg.basis import budget as room_for
 from curvlens.linalg.deflation import Deflation, Outlook, deflate
 from curvlens.linalg.probes import Probes
 from curvlens.linalg.products import Products, Progress, warn, whole
@@ -73,6 +74,7 @@ class Options(TypedDict, total=False):
     memory: int | float | str | None
     store: Store
     progress: Progress | None
+    budget: str | float | None
 
 
 def estimate(
@@ -86,6 +88,7 @@ def estimate(
     memory: int | float | str | None = None,
     store: Store = "device",
     progress: Progress | None = None,
+    budget: None = None,
 ) -> Estimate:
     """The sum over a small exact part and the mean of samples of the rest."""
     plan = effort(samples, rtol, max_samples)
@@ -95,7 +98,7 @@ def estimate(
     products.total = min(plan.samples, n) if plan.rtol is None else None
     if n <= plan.samples and (plan.rtol is None or n <= 2 * FEWEST):
         return _exact(quantity, products)
-    room = max(budget(memory, store, products.device) // (n * products.dtype.itemsize) - 4, 0)
+    room = max(room_for(memory, store, products.device) // (n * products.dtype.itemsize) - 4, 0)
     # At most half of the products go into the exact part, and none of a few.
     most = min(plan.samples // 2, n, 256, room)
     basis = Basis(most if most > 3 else 0, n, dtype=products.dtype, device=products.device, store=store)
