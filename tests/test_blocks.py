@@ -510,8 +510,11 @@ def test_mass_of_an_eigenvector(tmp_path: Any) -> None:
         for found in (result.mass(by), again.mass(by)):
             assert list(found) == list(where)
             for name, share in found.items():
-                torch.testing.assert_close(share, result.vectors[where[name]].square().sum(0))
-            torch.testing.assert_close(sum(found.values()), torch.ones(2, dtype=torch.float64))
+                torch.testing.assert_close(
+                    torch.tensor(share, dtype=torch.float64), result.vectors[where[name]].square().sum(0)
+                )
+            shares = torch.tensor(list(found.values()), dtype=torch.float64)
+            torch.testing.assert_close(shares.sum(0), torch.ones(2, dtype=torch.float64))
     with pytest.raises(cl.CurvlensError, match="expected one of 'block', 'head'"):
         result.mass("heads")  # type: ignore[arg-type]
     block = cl.eigs(cl.hessian(problem)["h.0.attn.q"], 1)

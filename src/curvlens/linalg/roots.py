@@ -164,9 +164,7 @@ class _Found:
         if self.open:
             value, stderr, dof = _statistics(self.quantity, self._groups)
             for i, name in enumerate(self.open):
-                done[name] = Estimate(
-                    value[i], stderr[i], self.sampled, float(dof[i]), note, provenance, positive=True
-                )
+                done[name] = Estimate(value[i], stderr[i], self.sampled, float(dof[i]), note, provenance, positive=True)
         return {name: done[name] for name in self.blocks}
 
 

@@ -16,7 +16,6 @@ from curvlens.errors import CurvlensError, a_kind
 from curvlens.results import arithmetic
 from curvlens.results.base import Provenance, Result, require_tensors
 
-
 NOT_MEASURED = "not measured"
 
 
