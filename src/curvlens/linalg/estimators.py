@@ -97,7 +97,8 @@ def _dispatch(
 def _check_budget(budget: object) -> None:
     if budget is not None:
         raise CurvlensError(
-            f"budget={budget!r} is for many blocks, with by='block'. One estimate is bounded by samples= or max_samples=."
+            f"budget={budget!r} is for many blocks, with by='block'. One estimate is bounded by samples= or "
+            "max_samples=."
         )
 
 

@@ -71,7 +71,8 @@ def all_blocks(
     spending = Spending(limit(budget), BACKWARD)
     if spending.limit is not None and spending.left() < 2:
         raise CurvlensError(
-            f"budget={budget!r} is less than two samples of {operator!r}, which cost {2 * BACKWARD:.3g} gradients. Give more."
+            f"budget={budget!r} is less than two samples of {operator!r}, which cost {2 * BACKWARD:.3g} "
+            "gradients. Give more."
         )
     timed = spending.limit is not None and spending.limit.unit == "seconds"
     asked = plan.samples

@@ -19,8 +19,8 @@ class ByBlock(Result, Mapping[str, Estimate]):
     """One estimate for each block, by name: a mapping that prints as a table.
 
     Every name is there, also where work ended before its turn came: such a block is not `Estimate.measured`, its number
-    NaN. Of traces, ``traces["h.0.attn"]`` is the sum over ``h.0.attn.q``, ``h.0.attn.k``, … if there is no block of that
-    very name, with the error that `curvlens.results.arithmetic` gives it.
+    NaN. Of traces, ``traces["h.0.attn"]`` is the sum over ``h.0.attn.q``, ``h.0.attn.k``, … if there is no block of
+    that very name, with the error that `curvlens.results.arithmetic` gives it.
     """
 
     def __init__(

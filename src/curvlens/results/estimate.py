@@ -146,7 +146,7 @@ class Estimate(Result):
         return self + (-other if isinstance(other, Estimate) else -_number(other, "-"))
 
     def __rsub__(self, other: Any) -> Estimate:
-        return -self + other
+        return (-self).__add__(other)
 
     def __mul__(self, factor: Any) -> Estimate:
         return arithmetic.scaled(self, _number(factor, "*"))
