@@ -45,14 +45,15 @@ def limit(budget: str | float | None) -> Limit | None:
         return None
     if isinstance(budget, (int, float)) and not isinstance(budget, bool) and 0 < budget < float("inf"):
         return Limit(float(budget), "seconds", f"{budget:g}s")
-    match = _PATTERN.fullmatch(budget.strip()) if isinstance(budget, str) else None
+    text = budget.strip() if isinstance(budget, str) else ""
+    match = _PATTERN.fullmatch(text)
     if match is None or not float(match[1]) > 0:
         raise CurvlensError(
             f"budget={budget!r}, expected a time, as '90s', '2m' or '1h', or a cost, as '200 gradients'."
         )
     if match[2].startswith("gradient"):
-        return Limit(float(match[1]), "gradients", budget.strip())
-    return Limit(float(match[1]) * _SECONDS[match[2]], "seconds", budget.strip())
+        return Limit(float(match[1]), "gradients", text)
+    return Limit(float(match[1]) * _SECONDS[match[2]], "seconds", text)
 
 
 def gradients(operator: Operator) -> float:

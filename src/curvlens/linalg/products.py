@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -153,7 +154,7 @@ def _asymmetry(eps: float, n: int) -> float:
     A sum of n rounded terms has a relative error of about √n eps. Half of the digits are allowed in any case, and an
     operator without symmetry, whose share is about 1, never passes.
     """
-    return min(max(eps**0.5, 10 * eps * n**0.5), 0.1)
+    return min(max(math.sqrt(eps), 10 * eps * math.sqrt(n)), 0.1)
 
 
 def whole(value: Any) -> bool:

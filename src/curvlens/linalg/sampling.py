@@ -88,9 +88,9 @@ def estimate(
     memory: int | float | str | None = None,
     store: Store = "device",
     progress: Progress | None = None,
-    budget: None = None,
+    budget: str | float | None = None,
 ) -> Estimate:
-    """The sum over a small exact part and the mean of samples of the rest."""
+    """The sum over a small exact part and the mean of samples of the rest; a budget is for those who call it often."""
     plan = effort(samples, rtol, max_samples)
     products = Products(operator, symmetric=False, progress=progress)
     n = products.n

@@ -235,7 +235,7 @@ def _dtype_name(matrix: Any) -> str:
     if kind is None:
         return ""
     try:
-        return np.dtype(kind).name
+        return str(np.dtype(kind).name)
     except TypeError:
         return str(getattr(kind, "name", kind)).rpartition(".")[2]
 
