@@ -17,6 +17,14 @@ settings.register_profile("curvlens", derandomize=True, deadline=None)
 settings.load_profile("curvlens")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_said() -> None:
+    """Warnings that come once a process come once a test: none depends on which ran before."""
+    from curvlens.linalg.products import say_precision
+
+    say_precision.cache_clear()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts us in the background has interrupts ignored; the tests raise some.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -481,7 +481,7 @@ def test_traces_by_block(operator: str, by: Any) -> None:
 @pytest.mark.parametrize(("name", "by"), [("h.0", "layer"), ("attn.q", "role"), ("h.0.attn.q.1", "head")])
 def test_a_name_that_estimates_do_not_have(name: str, by: Any, tmp_path: Any) -> None:
     G = cl.ggn(fused_problem())
-    found = cl.trace(G, 4, by="block")
+    found = cl.frobenius(G, 4, by="block")
     with pytest.raises(KeyError, match=f"by block has no '{name}'.*by='{by}'.*'embed', 'pos'"):
         found[name]
     assert name not in found
@@ -510,8 +510,11 @@ def test_mass_of_an_eigenvector(tmp_path: Any) -> None:
         for found in (result.mass(by), again.mass(by)):
             assert list(found) == list(where)
             for name, share in found.items():
-                torch.testing.assert_close(share, result.vectors[where[name]].square().sum(0))
-            torch.testing.assert_close(sum(found.values()), torch.ones(2, dtype=torch.float64))
+                torch.testing.assert_close(
+                    torch.tensor(share, dtype=torch.float64), result.vectors[where[name]].square().sum(0)
+                )
+            shares = torch.tensor(list(found.values()), dtype=torch.float64)
+            torch.testing.assert_close(shares.sum(0), torch.ones(2, dtype=torch.float64))
     with pytest.raises(cl.CurvlensError, match="expected one of 'block', 'head'"):
         result.mass("heads")  # type: ignore[arg-type]
     block = cl.eigs(cl.hessian(problem)["h.0.attn.q"], 1)

@@ -107,9 +107,11 @@ def test_mass_of_the_vectors() -> None:
     result = cl.eigs(cl.hessian(problem), 3)
     mass = result.mass("parameter")
     assert tuple(mass) == problem.layout.names
-    torch.testing.assert_close(sum(mass.values()), torch.ones(3).double())
+    torch.testing.assert_close(torch.tensor(list(mass.values()), dtype=torch.float64).sum(0), torch.ones(3).double())
     name = problem.layout.names[0]
-    torch.testing.assert_close(mass[name], result.vectors[problem.layout.slices[name]].square().sum(0))
+    torch.testing.assert_close(
+        torch.tensor(mass[name], dtype=torch.float64), result.vectors[problem.layout.slices[name]].square().sum(0)
+    )
 
 
 def test_warm_start_saves_products() -> None:

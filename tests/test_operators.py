@@ -209,3 +209,74 @@ def test_outputs_may_be_a_tree() -> None:
     v = direction(len(HD))
     assert relative(cl.hessian(tree) @ v, cl.hessian(flat) @ v) < 1e-12
     assert relative(cl.ggn(tree) @ v + cl.functional(tree) @ v, cl.hessian(tree) @ v) < 1e-12
+
+
+# Operators of other libraries in their own precision
+
+SYMMETRIC = (torch.add(HD, HD.T) / 2).float()
+UNSYMMETRIC = SYMMETRIC + 0.1 * SYMMETRIC.norm() / len(HD) * torch.ones(len(HD), len(HD)).triu(1)
+
+
+class Made:
+    """Products with a float32 matrix, made in float32, of an operator that says ``dtype``, or nothing."""
+
+    def __init__(self, matrix: Tensor, dtype: Any, *, as_float64: bool = False) -> None:
+        self.matrix, self.as_float64, self.shape = matrix, as_float64, tuple(matrix.shape)
+        self.given: set[torch.dtype] = set()
+        if dtype is not None:
+            self.dtype = dtype
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        self.given.add(v.dtype)
+        w = self.matrix @ v.float()
+        return w.double() if self.as_float64 else w
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, np.float32, np.dtype("float32"), "float32", "torch.float32", "<f4"], ids=str
+)
+def test_a_foreign_dtype_is_taken(dtype: Any) -> None:
+    foreign = Made(SYMMETRIC, dtype)
+    with pytest.warns(cl.CurvlensWarning, match="in float32"):
+        found = cl.eigs(foreign, 2, tol=1e-4)
+    assert foreign.given == {torch.float32}
+    assert found.provenance["dtype"] == "float32"
+    torch.testing.assert_close(found.values.double(), torch.linalg.eigvalsh(SYMMETRIC.double())[-2:], rtol=1e-5, atol=0)
+    with pytest.raises(cl.CurvlensError, match="is not symmetric"):
+        cl.eigs(Made(UNSYMMETRIC, dtype), 1)
+
+
+def test_scipy_in_float32() -> None:
+    operator = sla.LinearOperator(SYMMETRIC.shape, matvec=lambda v: SYMMETRIC.numpy() @ v, dtype=np.float32)
+    with pytest.warns(cl.CurvlensWarning, match="in float32"):
+        found = cl.eigs(operator, 1, tol=1e-4)
+    assert float(found) == pytest.approx(float(torch.linalg.eigvalsh(SYMMETRIC.double())[-1]), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+@pytest.mark.parametrize("as_float64", [False, True])
+def test_float32_behind_float64_is_said(dtype: Any, as_float64: bool) -> None:
+    with pytest.raises(cl.CurvlensError, match=r"symmetric to float32 only.*its products are float32 numbers"):
+        cl.eigs(Made(SYMMETRIC, dtype, as_float64=as_float64), 1)
+    with pytest.raises(cl.CurvlensError, match="is not symmetric"):
+        cl.eigs(Made(UNSYMMETRIC, dtype, as_float64=as_float64), 1)
+    # A float64 matrix that is unsymmetric by as little is not said to be rounded.
+    with pytest.raises(cl.CurvlensError, match=r"symmetric to float32 only.*as where products"):
+        cl.eigs(HD + 1e-6 * HD.norm() / len(HD) * torch.ones_like(HD).triu(1), 1)
+
+
+def test_a_sum_is_as_precise_as_its_terms() -> None:
+    damped = 2 * (H + Made(SYMMETRIC, "float32"))
+    assert damped.dtype == torch.float64
+    assert damped.precision == damped[A].precision == torch.float32
+    with pytest.warns(cl.CurvlensWarning, match="in float32"):
+        found = cl.eigs(damped, 1, tol=1e-4)
+    assert float(found) == pytest.approx(4 * float(torch.linalg.eigvalsh(HD)[-1]), rel=1e-5)
+
+
+def test_low_precision_is_said_once_a_process() -> None:
+    with pytest.warns(cl.CurvlensWarning, match="in float32"):
+        cl.trace(SYMMETRIC)
+    cl.trace(SYMMETRIC)  # a second warning would be an error here
+    with pytest.warns(cl.CurvlensWarning, match="in bfloat16"):
+        cl.trace(SYMMETRIC.bfloat16())

@@ -13,6 +13,7 @@ import torch
 import curvlens as cl
 import small
 from curvlens.results import ByBlock, Density, Eigs, Result, Solution
+from curvlens.results.estimate import not_measured
 from spectra import matrix, spectra
 
 A = matrix(spectra()["triples over a bulk"])
@@ -107,6 +108,88 @@ def test_kinds() -> None:
     assert {"Estimate", "ByBlock", "Eigs", "Density", "Solution"} <= set(Result.kinds)
     assert issubclass(Density, Result)
     assert issubclass(Solution, Result)
+
+
+# Arithmetic
+
+NORMS = [cl.frobenius(A, 20, seed=seed) for seed in (0, 0, 1)]
+TRACES = [cl.trace(A, 20, seed=seed) for seed in (0, 1)]
+
+
+def test_sums_of_estimates() -> None:
+    one, same_seed, other = NORMS
+    errors = [float(e.stderr) for e in NORMS]
+    assert float((one + same_seed).stderr) == pytest.approx(errors[0] + errors[1])
+    assert float((one - same_seed).stderr) == pytest.approx(errors[0] + errors[1])  # a bound: they are equal
+    assert float((one + other).stderr) == pytest.approx((errors[0] ** 2 + errors[2] ** 2) ** 0.5)
+    assert min(one.dof, other.dof) <= (one + other).dof <= one.dof + other.dof
+    assert float((one + other + same_seed).stderr) == pytest.approx(float((one + other).stderr) + errors[1])
+    assert float(sum(NORMS)) == pytest.approx(sum(map(float, NORMS)))
+    assert float(2 * one - 1) == pytest.approx(2 * float(one) - 1)
+    assert float((one / -4).stderr) == pytest.approx(errors[0] / 4)
+    assert float((3 - one).stderr) == errors[0]
+    low, high = one.interval()
+    assert (2 * one).interval() == pytest.approx((2 * low, 2 * high))
+    exact = cl.trace(A, 400)
+    assert float((TRACES[0] - exact).stderr) == float(TRACES[0].stderr)
+    assert (exact + exact).exact
+    unknown = dataclasses.replace(other, provenance={})
+    assert float((one + unknown).stderr) == pytest.approx(errors[0] + errors[2])
+    with pytest.raises(cl.CurvlensError, match="multiplied by numbers"):
+        one * other
+    with pytest.raises(cl.CurvlensError, match="shapes"):
+        one + cl.diagonal(A, 8)
+
+
+def test_a_prefix_is_the_sum_of_its_blocks(results: dict[str, Any]) -> None:
+    traces = results["blocks"]
+    attention = [name for name in traces if name.startswith("h.0.attn.")]
+    assert float(traces["h.0.attn"]) == pytest.approx(sum(float(traces[name]) for name in attention))
+    assert float(traces["h.0.attn"].stderr) == pytest.approx(sum(float(traces[name].stderr) for name in attention))
+    assert "h.0.attn" not in traces
+    with pytest.raises(KeyError, match="do not add up"):
+        ByBlock(dict(traces), "Frobenius norm")["h.0.attn"]
+
+
+# Notebooks
+
+
+def test_every_result_has_a_page_and_escapes_names(results: dict[str, Any]) -> None:
+    for result in results.values():
+        assert result._repr_html_().startswith("<")
+    assert all("_repr_html_" in dir(kind) for kind in Result.kinds.values())
+    page = ByBlock({"<script>": cl.trace(A, 8)}, "<b>", note="<i>")._repr_html_()
+    assert "&lt;script&gt;" in page
+    assert not {"<script>", "<b>", "<i>"} & set(page.replace(">", "> ").split())
+
+
+def test_shares_are_numbers_and_the_map_is_there_once() -> None:
+    eigs = cl.eigs(cl.hessian(small.problem()), 2)
+    shares = list(eigs.mass().values())
+    assert all(type(x) is float for share in shares for x in share)
+    assert sum(share[0] for share in shares) == pytest.approx(1)
+    assert {"blocks", "shapes", "maps"} & set(eigs.to_dict()) == {"blocks"}
+
+
+def test_a_report_is_saved(tmp_path: Path) -> None:
+    report = cl.doctor(small.problem())
+    again = cl.load(report.save(tmp_path / "report"))
+    assert str(again) == str(report)
+    assert again.to_dict() == report.to_dict()
+
+
+def test_flatten_needs_no_keywords() -> None:
+    layout = small.problem().layout
+    v = small.direction(layout.size)
+    assert torch.equal(layout.flatten(layout.unflatten(v)), v)
+
+
+def test_what_was_not_measured_is_saved(tmp_path: Path) -> None:
+    blocks = ByBlock({"a": cl.trace(A, 8), "b": not_measured()}, "trace", "block", "Not measured: 'b'.")
+    again = cl.load(blocks.save(tmp_path / "blocks"))
+    assert again.unmeasured == ("b",)
+    assert repr(again) == repr(blocks)
+    assert again.note == blocks.note
 
 
 # Files

@@ -73,6 +73,35 @@ def test_what_cannot_be_solved_is_said() -> None:
         assert solve(matrix(torch.logspace(-6, 0, 100)), rhs(100), max_products=5).products <= 6
 
 
+SINGULAR = {
+    "half of it zero": torch.cat([torch.zeros(50), torch.ones(50)]),
+    "indefinite": torch.cat([torch.linspace(-2, -0.1, 40), torch.zeros(10), torch.linspace(0.1, 3, 50)]),
+    "rank one": torch.cat([torch.zeros(99), torch.ones(1)]),
+    "nearly singular": torch.cat([torch.full((1,), 1e-14), torch.linspace(1, 2, 99)]),
+}
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["random", "kernel"])
+@pytest.mark.parametrize("name", SINGULAR)
+def test_inconsistent_systems_end_at_least_squares(name: str, inside: bool) -> None:
+    """x grew along the kernel by 1/eps, and with it the residual, to 7e14."""
+    from curvlens.linalg import solve
+
+    A = matrix(SINGULAR[name].double())
+    values, vectors = torch.linalg.eigh(A)
+    b = rhs(100) if inside else vectors[:, values.abs().argmin()]
+    with pytest.warns(cl.CurvlensWarning):
+        solution = solve(A, b, method="minres")
+    assert solution.status == "inconsistent"
+    true = float((A @ solution.x - b).norm() / b.norm())
+    assert solution.residual == pytest.approx(true, rel=0.02)  # of the nearly singular one, x is 1e14
+    assert solution.residual <= 1.0
+    if name != "nearly singular":  # which has no kernel
+        kernel = vectors[:, values.abs() < 1e-12]
+        assert solution.residual <= 1.01 * float((kernel.T @ b).norm() / b.norm())
+        assert float(solution.x.norm()) < 100
+
+
 def test_stagnation_keeps_the_best() -> None:
     from curvlens.linalg import solve
 

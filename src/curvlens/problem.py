@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -456,7 +457,9 @@ class Problem:
         with explained_batch(piece.batch, self.dtype):
             small = piece.split(self.micro_batch)[0] if self.micro_batch is not None and piece.size else piece
             before = checksum(self.model.parameters())
-            self._written = check_buffers(writes(self.model, partial(self._evaluate_with, small), self.dtype))
+            apart = dataclasses.replace(small, batch=batches.map_tensors(Tensor.clone, small.batch))
+            written = check_buffers(writes(self.model, partial(self._evaluate_with, apart), self.dtype))
+            self._written = tuple({**dict.fromkeys(self._written), **dict.fromkeys(written)})  # of all modes so far
             if self.micro_batch is not None and piece.size != 0:
                 self.check_split(piece)
                 piece = small

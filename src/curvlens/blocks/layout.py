@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
@@ -87,8 +87,16 @@ class Layout:
         """Views of a flat vector, by name and in the parameters' shapes."""
         return {name: flat[self.slices[name]].view(shape) for name, shape in self.shapes.items()}
 
-    def flatten(self, parts: Mapping[str, Tensor], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """One flat vector of a dict by name; every name has to be there, with the parameter's shape."""
+    def flatten(
+        self, parts: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, device: torch.device | None = None
+    ) -> Tensor:
+        """One flat vector of a dict by name; every name has to be there, with the parameter's shape.
+
+        Without a dtype it is the one that holds all entries, and without a device that of the first.
+
+        >>> Layout({"w": (2,), "b": (1,)}).flatten({"w": torch.ones(2), "b": torch.zeros(1, dtype=torch.float64)})
+        tensor([1., 1., 0.], dtype=torch.float64)
+        """
         for name in parts:
             if name not in self.shapes:
                 raise CurvlensError(
@@ -100,6 +108,11 @@ class Layout:
                 f"The dict lacks {listing(missing)}. Give every parameter (zeros where nothing is meant), or apply the "
                 "block of those you have: H[names]."
             )
+        given = [torch.as_tensor(parts[name]) for name in self.shapes]
+        if dtype is None:  # of whole numbers, the default
+            floating = [part.dtype for part in given if part.is_floating_point()]
+            dtype = reduce(torch.promote_types, floating) if floating else torch.get_default_dtype()
+        device = device or (given[0].device if given else None)
         flat = torch.empty(self.size, dtype=dtype, device=device)
         for name, shape in self.shapes.items():
             part = torch.as_tensor(parts[name])

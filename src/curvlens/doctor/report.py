@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, overload
 
 from curvlens.doctor.finding import RANK, Finding, Severity
 from curvlens.errors import CurvlensError
+from curvlens.results import Result
 
 
-class Report(Sequence[Finding]):
-    """Findings, the most severe first; print it, or look at it in a notebook.
+class Report(Result, Sequence[Finding]):
+    """Findings, the most severe first; print it, look at it in a notebook, or keep it by ``save`` and `curvlens.load`.
 
     >>> report = Report([Finding("frozen-parameters", "note", "Some.", "Fewer rows.", "pass")])
     >>> report.ok, len(report), report[0].name
@@ -66,6 +68,13 @@ class Report(Sequence[Finding]):
     def to_dict(self) -> dict[str, Any]:
         """Plain texts and numbers."""
         return {"ok": self.ok, "findings": [f.to_dict() for f in self._findings]}
+
+    def _fields(self) -> dict[str, Any]:
+        return {"findings": [dataclasses.asdict(f) for f in self._findings]}
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, Any]) -> Report:
+        return cls(Finding(**finding) for finding in fields["findings"])
 
     def _headline(self) -> str:
         if not self:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Unpack, get_args, overload
 
 from curvlens.blocks import By
 from curvlens.errors import CurvlensError, listing, nearest
-from curvlens.linalg.products import warn
 from curvlens.linalg.roots import all_blocks, has_roots
-from curvlens.linalg.sampling import Options, Quantity, estimate
+from curvlens.linalg.rounds import each_block
+from curvlens.linalg.sampling import Options, Quantity, estimate, root
 from curvlens.operators import Operator
 from curvlens.results import ByBlock, Estimate
 from curvlens.surroundings import as_found
@@ -30,7 +29,10 @@ def trace(
 
     Options: ``rtol`` instead of ``samples``, the half-width of the 95 % interval relative to the value, and
     ``max_samples`` to bound the search for it; ``seed``; ``memory`` for the vectors that are deflated, and ``store``,
-    ``"cpu"`` or a folder, where to keep them; ``progress(done, total)``.
+    ``"cpu"`` or a folder, where to keep them; ``progress(done, total)``, which counts over all blocks. With ``by``,
+    ``budget`` bounds the whole: a time (``"2m"``) or a cost (``"200 gradients"``, see `curvlens.linalg.limits`). Every
+    block then gets a first number from a few products, and the rest goes to the largest ones; ``.note`` says what was
+    spent, which blocks had fewer samples and which were not measured.
 
     >>> trace(torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)))
     Estimate(6 (exact), 3 products)
@@ -56,8 +58,8 @@ def frobenius(
     _check_names("frobenius", options)
     square = _dispatch("square", operator, samples, by, options)
     if isinstance(square, Estimate):
-        return _root(square)
-    return ByBlock({name: _root(block) for name, block in square.items()}, "Frobenius norm", square.by)
+        return root(square)
+    return ByBlock({name: root(block) for name, block in square.items()}, "Frobenius norm", square.by, square.note)
 
 
 @as_found
@@ -74,6 +76,7 @@ def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Option
             f"problem.blocks.by({by!r}).split(diagonal(operator).value)."
         )
     _check_names("diagonal", options)
+    _check_budget(options.get("budget"))
     return estimate("diagonal", operator, samples, **options)
 
 
@@ -81,7 +84,9 @@ def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Option
 def _dispatch(
     quantity: Quantity, operator: Any, samples: int | None, by: By | None, options: Options
 ) -> Estimate | ByBlock:
+    budget = options.get("budget")
     if by is None:
+        _check_budget(budget)
         return estimate(quantity, operator, samples, **options)
     if by not in get_args(By):
         raise CurvlensError(f"by={by!r}, expected one of {listing(get_args(By))}, or nothing for the whole operator.")
@@ -89,19 +94,15 @@ def _dispatch(
         raise CurvlensError(f"by={by!r} needs a square operator of curvlens, which know their blocks: {operator!r}.")
     if has_roots(operator):
         return all_blocks(quantity, operator, samples, by=by, **options)
-    estimates: dict[str, Estimate] = {}
-    blocks = operator.blocks(by)
-    try:
-        for name, block in blocks.items():
-            estimates[name] = estimate(quantity, block, samples, **options)
-            if estimates[name].note.startswith("interrupted"):
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        if not estimates:
-            raise
-        done = f"{len(estimates)} of {len(blocks)}"
-        warn(f"The {quantity} by {by} was interrupted: {done} are there.")
-    return ByBlock(estimates, quantity, by)
+    return each_block(quantity, operator, samples, by, budget, options)
+
+
+def _check_budget(budget: object) -> None:
+    if budget is not None:
+        raise CurvlensError(
+            f"budget={budget!r} is for many blocks, with by='block'. One estimate is bounded by samples= or "
+            "max_samples=."
+        )
 
 
 def _check_names(function: str, options: Options) -> None:
@@ -110,10 +111,3 @@ def _check_names(function: str, options: Options) -> None:
     for name in options:
         if name not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}. {nearest(name, known)}")
-
-
-def _root(square: Estimate) -> Estimate:
-    """The norm from its square; the error to first order."""
-    value = square.value.clamp(min=0).sqrt()
-    stderr = square.stderr / (2 * value.clamp(min=1e-300))
-    return dataclasses.replace(square, value=value, stderr=stderr)

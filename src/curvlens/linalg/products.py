@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ Progress = Callable[[int, int | None], None]
 LARGEST = 1e140
 """Entries beyond this, or below its inverse, are refused."""
 
+EPS32 = float(torch.finfo(torch.float32).eps)
+
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
@@ -39,14 +43,15 @@ class Products:
         self.count = 0
         self.total: int | None = None
         self.progress = progress
-        self._warn_precision()
+        if self.operator.precision != torch.float64:
+            say_precision(self.operator.precision)
         if symmetric and not self.operator.symmetric:
             self._check_symmetry(seed)
 
     @property
     def eps(self) -> float:
         """The relative rounding error of a product, at its best."""
-        return float(torch.finfo(self.operator.dtype).eps)
+        return float(torch.finfo(self.operator.precision).eps)
 
     def probes(self, seed: int) -> Probes:
         """Random vectors for this operator."""
@@ -109,19 +114,21 @@ class Products:
         one, other = float(u.double() @ Av.double()), float(v.double() @ Au.double())
         # For random unit vectors a bilinear form is of the size ‖A v‖/√n, and so is its rounding error, times eps.
         size = (float(Au.double().norm()) + float(Av.double().norm())) / self.n**0.5
-        if abs(one - other) > self.eps**0.5 * size:
-            raise CurvlensError(
-                f"{self.operator!r} is not symmetric: ⟨u, A v⟩ = {one:.6g} and ⟨v, A u⟩ = {other:.6g} for random u, v. "
-                "Eigenvalues, densities and solutions are for symmetric operators; (A + A.T) / 2 is one."
-            )
-
-    def _warn_precision(self) -> None:
-        if self.operator.dtype == torch.float64:
+        off = abs(one - other)
+        if off <= _asymmetry(self.eps, self.n) * size:
             return
-        dtype = str(self.operator.dtype).removeprefix("torch.")
-        warn(
-            f"The operator is in {dtype}: its products carry a relative error of {self.eps:.0e} or more, which no "
-            "error bar here contains. Scalars are in float64. Use model.double() for exact work."
+        values = f"⟨u, A v⟩ = {one:.9g} and ⟨v, A u⟩ = {other:.9g} for random u, v"
+        if off <= _asymmetry(EPS32, self.n) * size:  # the operator is taken for float64
+            rounded = all(torch.equal(w, w.float().double()) for w in (Au, Av))
+            seems = "its products are float32 numbers" if rounded else "as where products are made in float32"
+            raise CurvlensError(
+                f"{self.operator!r} is symmetric to float32 only: {values}, {off / size:.0e} of their size; {seems}. "
+                'If so, say it, operator.dtype = "float32", or make its products in float64. If A itself is '
+                "unsymmetric by so little, (A + A.T) / 2 is symmetric."
+            )
+        raise CurvlensError(
+            f"{self.operator!r} is not symmetric: {values}. "
+            "Eigenvalues, densities and solutions are for symmetric operators; (A + A.T) / 2 is one."
         )
 
     def provenance(self, **more: Any) -> dict[str, Any]:
@@ -129,6 +136,25 @@ class Products:
         versions = {name: version(name) for name in ("curvlens", "torch", "numpy", "scipy")}
         versions["python"] = ".".join(map(str, sys.version_info[:3]))
         return {**self.operator.provenance(), **more, "versions": versions}
+
+
+@cache
+def say_precision(dtype: torch.dtype) -> None:
+    """What a low precision costs: once a process for each, since a session has many calls and one model."""
+    warn(
+        f"The operator is in {str(dtype).removeprefix('torch.')}: its products carry a relative error of "
+        f"{torch.finfo(dtype).eps:.0e} or more, which no error bar here contains. Scalars are in float64. "
+        "Use model.double() for exact work. (Said once.)"
+    )
+
+
+def _asymmetry(eps: float, n: int) -> float:
+    """How far ⟨u, A v⟩ and ⟨v, A u⟩ may be apart by rounding, as a share of ‖A v‖/√n.
+
+    A sum of n rounded terms has a relative error of about √n eps. Half of the digits are allowed in any case, and an
+    operator without symmetry, whose share is about 1, never passes.
+    """
+    return min(max(math.sqrt(eps), 10 * eps * math.sqrt(n)), 0.1)
 
 
 def whole(value: Any) -> bool:

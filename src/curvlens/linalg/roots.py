@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import scipy.stats
@@ -21,9 +22,11 @@ from torch.linalg import vector_norm
 from curvlens.blocks import Blocks, By, Layout
 from curvlens.blocks.parts import Part
 from curvlens.errors import CurvlensError, listing
-from curvlens.linalg.basis import Store, budget
+from curvlens.linalg.basis import Store
+from curvlens.linalg.basis import budget as room_for
+from curvlens.linalg.limits import BACKWARD, Spending, limit
 from curvlens.linalg.products import Products, Progress, warn
-from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, effort
+from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, degrees, effort
 from curvlens.memory import readable
 from curvlens.operators import Operator
 from curvlens.operators.curvature import GaussNewton
@@ -61,16 +64,28 @@ def all_blocks(
     memory: int | float | str | None = None,
     store: Store = "device",
     progress: Progress | None = None,
+    budget: str | float | None = None,
 ) -> ByBlock:
     """Trace, or squared Frobenius norm, of all blocks; the samples stay on the device, whatever ``store`` says."""
     plan = effort(samples, rtol, max_samples)
+    spending = Spending(limit(budget), BACKWARD)
+    if spending.limit is not None and spending.left() < 2:
+        raise CurvlensError(
+            f"budget={budget!r} is less than two samples of {operator!r}, which cost {2 * BACKWARD:.3g} "
+            "gradients. Give more."
+        )
+    timed = spending.limit is not None and spending.limit.unit == "seconds"
+    asked = plan.samples
+    if spending.limit is not None and not timed:
+        plan = replace(plan, samples=int(min(asked, spending.left())))
     assert isinstance(operator, GaussNewton)
     products = Products(operator, symmetric=False, progress=progress)
     products.probes(seed)  # checks the seed
     products.total = plan.samples if plan.rtol is None else None
-    allowed = budget(memory, "device", operator.device)
+    allowed = room_for(memory, "device", operator.device)
     vector = operator.rows.size * operator.dtype.itemsize
-    group = min(allowed // vector, plan.samples, LARGEST_GROUP)
+    # A clock is looked at between groups.
+    group = min(allowed // vector, plan.samples, FEWEST if timed else LARGEST_GROUP)
     if group < 2:
         raise CurvlensError(
             f"Two samples of {operator.rows.size} numbers need {readable(2 * vector)}, {readable(allowed)} are "
@@ -84,12 +99,18 @@ def all_blocks(
             rows = operator.rows if found.open is found.blocks else Layout(found.open.order)
             found.add(operator._block(rows, rows).roots(seeds, _in_samples(products, len(seeds))))
             products.tick(found.sampled - products.count)
+            spending.steps = found.sampled
             if plan.rtol is not None and found.sampled >= FEWEST_TO_CLOSE:
                 found.close(plan.rtol)
                 if not found.open:
                     break
+            if timed and spending.left() < group:
+                note = f"budget: {found.sampled} of {asked} samples" if found.sampled < asked else ""
+                break
         else:
-            if plan.rtol is not None:
+            if plan.samples < asked:
+                note = f"budget: {plan.samples} of {asked} samples"
+            elif plan.rtol is not None:
                 note = f"rtol={plan.rtol:g} not reached after {plan.samples} samples"
                 warn(
                     f"The {NAMES[quantity]} by {by}: {note} for {listing(found.open)}. The standard errors say what "
@@ -101,7 +122,8 @@ def all_blocks(
         note = f"interrupted after {found.sampled} samples"
         warn(f"The {NAMES[quantity]} by {by} was {note}; the errors are those of what was done.")
     provenance = products.provenance(quantity=quantity, seed=seed, sampled=found.sampled, by=by, roots=True)
-    return ByBlock(found.estimates(note, provenance), NAMES[quantity], by)
+    said = [f"{spending} spent."] if spending.limit is not None else []
+    return ByBlock(found.estimates(note, provenance), NAMES[quantity], by, " ".join([*said, *([note] if note else [])]))
 
 
 class _Found:
@@ -111,7 +133,7 @@ class _Found:
         self.quantity, self.blocks, self.open = quantity, blocks, blocks
         self.sampled = 0
         self._groups: list[Tensor] = []  # of the open blocks, (blocks, g) or (blocks, g, g)
-        self._closed: dict[str, tuple[Tensor, Tensor, int, int]] = {}
+        self._closed: dict[str, tuple[Tensor, Tensor, float, int]] = {}
 
     def add(self, samples: Iterable[Sample]) -> None:
         """A group of samples."""
@@ -122,13 +144,14 @@ class _Found:
     def close(self, rtol: float) -> None:
         """Leave out the blocks that are close enough, and those that are but rounding beside the others."""
         value, stderr, dof = _statistics(self.quantity, self._groups)
-        t = float(scipy.stats.t.ppf((1 + LEVEL) / 2, dof))
-        factor = 2.0 if self.quantity == "square" else 1.0
+        t = torch.from_numpy(scipy.stats.t.ppf((1 + LEVEL) / 2, dof.numpy()))
+        factor = 2.0 if self.quantity == "square" else 1.0  # a square is known half as well as its root
         largest = max([float(value.max()), *(float(v) for v, *_ in self._closed.values())])
-        near = (stderr * t <= factor * rtol * value) | (value <= 1e-12 * largest)
+        # On the logarithm, where half the length of an interval is value · sinh(t stderr/value).
+        near = (stderr * t <= factor * math.asinh(rtol) * value) | (value <= 1e-12 * largest)
         for i, name in enumerate(self.open):
             if near[i]:
-                self._closed[name] = (value[i], stderr[i], dof, self.sampled)
+                self._closed[name] = (value[i], stderr[i], float(dof[i]), self.sampled)
         if near.any():
             self._groups = [group[~near] for group in self._groups]
             self.open = self.open.only([name for name in self.open if name not in self._closed])
@@ -136,13 +159,13 @@ class _Found:
     def estimates(self, note: str, provenance: dict[str, Any]) -> dict[str, Estimate]:
         """An estimate for each block; the note is for those that wanted more."""
         done = {
-            name: Estimate(value, stderr, samples, float(dof), "", provenance)
+            name: Estimate(value, stderr, samples, dof, "", provenance, positive=True)
             for name, (value, stderr, dof, samples) in self._closed.items()
         }
         if self.open:
             value, stderr, dof = _statistics(self.quantity, self._groups)
             for i, name in enumerate(self.open):
-                done[name] = Estimate(value[i], stderr[i], self.sampled, float(dof), note, provenance)
+                done[name] = Estimate(value[i], stderr[i], self.sampled, float(dof[i]), note, provenance, positive=True)
         return {name: done[name] for name in self.blocks}
 
 
@@ -202,12 +225,12 @@ def _in_samples(products: Products, size: int) -> Progress:
     return told
 
 
-def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tensor, int]:
+def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Value and standard error for each block, and the degrees of freedom."""
     count = sum(g.shape[1] for g in groups)
     if quantity == "trace":
         x = torch.cat(groups, dim=1)
-        return x.mean(1), x.std(1) / math.sqrt(count), count - 1
+        return x.mean(1), x.std(1) / math.sqrt(count), degrees(count, x.mean(1), x.var(1))
     pairs = sum(g.shape[1] * (g.shape[1] - 1) // 2 for g in groups)
     # What every sample adds to the sum over pairs, and in how many pairs it is.
     own = torch.cat([g.square().sum(2) - g.diagonal(dim1=1, dim2=2).square() for g in groups], dim=1)
@@ -215,8 +238,8 @@ def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tenso
     total = own.sum(1, keepdim=True) / 2
     value = total[:, 0] / pairs
     if pairs <= int(partners.max()):
-        return value, torch.full_like(value, math.inf), 1
+        return value, torch.full_like(value, math.inf), torch.ones_like(value)
     without = (total - own) / (pairs - partners)
     spread = (without - without.mean(1, keepdim=True)).square().sum(1)
-    # Products of pairs are skewed: a third of the degrees of freedom gives intervals that hold (tested at 64 samples).
-    return value, (spread * (count - 1) / count).sqrt(), max(count // 3, 1)
+    # Products of pairs are skewed: a third of the degrees of freedom gives, on the logarithm, intervals that hold.
+    return value, (spread * (count - 1) / count).sqrt(), torch.full_like(value, max(count // 3, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 import scipy.stats
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.basis import Basis, Store, budget
+from curvlens.linalg.basis import Basis, Store
+from curvlens.linalg.basis import budget as room_for
 from curvlens.linalg.deflation import Deflation, Outlook, deflate
 from curvlens.linalg.probes import Probes
 from curvlens.linalg.products import Products, Progress, warn, whole
@@ -24,6 +25,22 @@ FEWEST = 6
 """Samples below which a standard error means little."""
 LEVEL = 0.95
 """The confidence at which ``rtol`` is to hold."""
+
+
+SKEWED = 4.0
+"""How much a spread of squares costs in degrees of freedom; see `degrees`."""
+
+
+def degrees(count: int, mean: Tensor, variance: Tensor) -> Tensor:
+    """The degrees of freedom of the error of a mean of squares, 2/(2/(n−1) + SKEWED c/n) with c = variance/mean².
+
+    Squares ‖A z‖² and ‖u‖² are nearly gamma variables: their excess kurtosis is 6c, so that Satterthwaite's count for
+    their sample variance is 2/(2/(n−1) + 6c/n). On the logarithm the error is that of variance/mean², which for a gamma
+    variable does not depend on the mean, and the 6 becomes 2 to first order in 1/n. 4 is what 8 to 64 samples take in
+    measurements (`docs/spectra.md`, "How far to trust the intervals"). Flat spectra have a small c, and lose nothing.
+    """
+    c = variance / mean.square().clamp(min=1e-300)
+    return (2 / (2 / (count - 1) + SKEWED * c / count)).clamp(min=1.0)
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,7 @@ class Options(TypedDict, total=False):
     memory: int | float | str | None
     store: Store
     progress: Progress | None
+    budget: str | float | None
 
 
 def estimate(
@@ -70,8 +88,9 @@ def estimate(
     memory: int | float | str | None = None,
     store: Store = "device",
     progress: Progress | None = None,
+    budget: str | float | None = None,
 ) -> Estimate:
-    """The sum over a small exact part and the mean of samples of the rest."""
+    """The sum over a small exact part and the mean of samples of the rest; a budget is for those who call it often."""
     plan = effort(samples, rtol, max_samples)
     products = Products(operator, symmetric=False, progress=progress)
     n = products.n
@@ -79,7 +98,7 @@ def estimate(
     products.total = min(plan.samples, n) if plan.rtol is None else None
     if n <= plan.samples and (plan.rtol is None or n <= 2 * FEWEST):
         return _exact(quantity, products)
-    room = max(budget(memory, store, products.device) // (n * products.dtype.itemsize) - 4, 0)
+    room = max(room_for(memory, store, products.device) // (n * products.dtype.itemsize) - 4, 0)
     # At most half of the products go into the exact part, and none of a few.
     most = min(plan.samples // 2, n, 256, room)
     basis = Basis(most if most > 3 else 0, n, dtype=products.dtype, device=products.device, store=store)
@@ -121,7 +140,8 @@ def estimate(
         value=value,
         stderr=stderr,
         samples=products.count,
-        dof=run.count - 1 if run.count else math.inf,
+        dof=run.dof,
+        fixed=parts.square if quantity == "square" else 0.0,
         note=note,
         provenance=products.provenance(quantity=quantity, seed=seed, deflated=parts.size, sampled=run.count),
     )
@@ -187,12 +207,30 @@ class _Run:
             stderr = stderr.clamp(min=self.products.eps * float(value.abs()))  # rounding, where nothing else varies
         return value, stderr
 
+    @property
+    def dof(self) -> float:
+        """The degrees of freedom of the standard error."""
+        if self.count < 2:
+            return math.inf if not self.count else 1.0
+        if self.quantity != "square":
+            return self.count - 1
+        return float(degrees(self.count, self._mean, self._spread / (self.count - 1)))
+
     def close_enough(self, rtol: float) -> bool:
         """Whether the interval is as short as asked for; for the diagonal as a whole, in the Euclidean norm."""
         value, stderr = self.value()
-        t = float(scipy.stats.t.ppf((1 + LEVEL) / 2, self.count - 1))
-        factor = 2.0 if self.quantity == "square" else 1.0  # a square is known half as well as its root
-        return float(stderr.norm()) * t <= factor * rtol * float(value.norm())
+        if self.quantity == "square":
+            norm = root(Estimate(value, stderr, self.products.count, self.dof, fixed=self.parts.square))
+            return float(norm.half_width(LEVEL)) <= rtol * float(norm)
+        t = float(scipy.stats.t.ppf((1 + LEVEL) / 2, self.dof))
+        return float(stderr.norm()) * t <= rtol * float(value.norm())
+
+
+def root(square: Estimate) -> Estimate:
+    """The norm from its square; the error to first order."""
+    value = square.value.clamp(min=0).sqrt()
+    stderr = square.stderr / (2 * value.clamp(min=1e-300))
+    return replace(square, value=value, stderr=stderr, positive=not square.exact)
 
 
 def _exact(quantity: Quantity, products: Products) -> Estimate:

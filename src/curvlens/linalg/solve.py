@@ -16,11 +16,18 @@ from torch import Tensor
 from curvlens.errors import CurvlensError
 from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.results import Solution
+from curvlens.results.solution import Status
 from curvlens.surroundings import as_found
 
 Method = Literal["cg", "minres"]
 PATIENCE = 100
 """Steps without one percent of progress after which nothing is expected any more."""
+
+REACH = 0.8
+"""MINRES ends where ‖A r‖ ≤ eps^REACH ‖A‖ ‖r‖, 3e-13 in float64: what is left of b lies in the kernel as far as
+products can tell, and x solves the least-squares problem. Going on, x grows along the kernel by 1/eps."""
+
+INCONSISTENT = "the system is inconsistent, b has a part that A + damping does not reach: x is a least-squares solution"
 
 Product = Callable[[Tensor], Tensor]
 
@@ -41,7 +48,8 @@ def solve(
 
     b is a flat vector, an array or a dict by parameter name, and ``.x`` is the same kind. ``method`` is ``"cg"`` for
     an operator that is tagged positive semidefinite, and ``"minres"``, which takes indefinite ones, for all others.
-    Ctrl-C, or ``max_products``, ends it with what is there.
+    Ctrl-C, or ``max_products``, ends it with what is there. Where A + damping is singular and does not reach b, MINRES
+    ends at a least-squares solution; ``status`` is then ``"inconsistent"``, and the residual that of the solution.
 
     >>> solve(torch.diag(torch.tensor([2.0, -4.0], dtype=torch.float64)), torch.tensor([1.0, 1.0])).x
     tensor([ 0.5000, -0.2500], dtype=torch.float64)
@@ -69,12 +77,17 @@ def solve(
     unit = float(rhs.abs().max()) or 1.0
     rhs, x = rhs / unit, x / unit
     size, why, history = _norm(rhs), "converged", []
+    status: Status = "converged"
     best, best_x = math.inf, x.clone()
     if size:
         r = rhs if start is None else rhs - product(x)
         steps = _conjugate_gradients(product, x, r) if method == "cg" else _minres(product, x, r)
         try:
-            for residual in steps:
+            for residual, norm in steps:
+                # x so large along the kernel that the rounding of A x can be seen beside what is left of b.
+                if products.eps * norm * _norm(x) > 0.1 * max(residual, 0.1 * size):
+                    why, status = INCONSISTENT, "inconsistent"
+                    break
                 history.append(residual / size)
                 # Progress by less than a percent may be a drift along what A does not see, with x growing for nothing.
                 if history[-1] < 0.99 * best:
@@ -86,27 +99,39 @@ def solve(
                 stuck = len(history) > PATIENCE and min(history[-PATIENCE:]) > 0.99 * min(history[:-PATIENCE])
                 if stuck or not history[-1] < 1e6 * max(best, 1):
                     why = "the residual no longer falls: rounding, or a part of b that A + damping does not reach"
+                    status = "stagnated"
                     break
                 if products.count >= limit - 1:
-                    why = f"stopped at max_products={limit}"
+                    why, status = f"stopped at max_products={limit}", "max_products"
                     break
             else:
-                why = "the residual cannot fall further: b has a part that A + damping does not reach"
+                why, status = INCONSISTENT, "inconsistent"
+                if history[-1] <= best:
+                    best_x.copy_(x)
         except KeyboardInterrupt:
-            why = f"interrupted after {products.count} products"
+            why, status = f"interrupted after {products.count} products", "interrupted"
         except _NegativeCurvatureError:
+            status = "negative curvature"
             why = "a direction has no positive curvature, which cg cannot take: use method='minres' or more damping"
     x = best_x if size else torch.zeros_like(x)
     residual = _norm(rhs - product(x)) / size if size else 0.0
+    if size and residual > max(0.99 * history[0], 1.01 * min(history)):
+        # b in the kernel: its product is rounding, which the recurrence takes for curvature and divides by.
+        x = torch.zeros_like(x) if start is None else _vector(products, start, "start") / unit
+        residual, status = history[0], "inconsistent"
+        why = "A + damping is singular to rounding, and no step held what it promised: x is the start; use more damping"
     converged = residual <= rtol
-    if not converged:
-        if why == "converged":
-            why = f"rounding of products: the recurrence said {history[-1]:.0e}"
+    if converged:
+        status = "converged"
+    else:
+        if status == "converged":
+            why, status = f"rounding of products: the recurrence said {history[-1]:.0e}", "stagnated"
         warn(f"The system was solved to a residual of {residual:.1e}, asked for was rtol={rtol:g}: {why}.")
     return Solution(
         x=_like(products, x * unit, b),
         residual=residual,
         converged=converged,
+        status=status,
         why=why,
         products=products.count,
         method=method,
@@ -120,11 +145,14 @@ class _NegativeCurvatureError(Exception):
     """pᵀ A p ≤ 0."""
 
 
-def _conjugate_gradients(product: Product, x: Tensor, r: Tensor) -> Iterator[float]:
-    """Hestenes and Stiefel; x changes in place, and the norm of the residual comes out after each step."""
+def _conjugate_gradients(product: Product, x: Tensor, r: Tensor) -> Iterator[tuple[float, float]]:
+    """Hestenes and Stiefel; x changes in place, and the norm of the residual comes out after each step.
+
+    Beside it the largest entry of the tridiagonal matrix, a lower bound of ‖A‖; here 0, for it is not formed.
+    """
     r, p = r.clone(), r.clone()
     square = _dot(r, r)
-    yield math.sqrt(square)
+    yield math.sqrt(square), 0.0
     while square > 0:
         Ap = product(p)
         curvature = _dot(p, Ap)
@@ -134,18 +162,19 @@ def _conjugate_gradients(product: Product, x: Tensor, r: Tensor) -> Iterator[flo
         x += step * p
         r -= step * Ap
         square, before = _dot(r, r), square
-        yield math.sqrt(square)
+        yield math.sqrt(square), 0.0
         p = r + (square / before) * p
 
 
-def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[float]:
+def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[tuple[float, float]]:
     """Paige and Saunders: the smallest residual over the Krylov space, by rotating the tridiagonal matrix upper."""
     residual = _norm(r)
-    yield residual
+    yield residual, 0.0
     v, v_old = r / residual, torch.zeros_like(r)
     d, d_old = torch.zeros_like(r), torch.zeros_like(r)
     beta, c, s, delta, epsilon = 0.0, -1.0, 0.0, 0.0, 0.0
-    tiny, scale = 10 * float(torch.finfo(r.dtype).eps), 0.0
+    eps = float(torch.finfo(r.dtype).eps)
+    tiny, scale = 10 * eps, 0.0
     while True:
         w = product(v)
         alpha = _dot(v, w)
@@ -155,13 +184,14 @@ def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[float]:
         upper, pivot = c * delta + s * alpha, s * delta - c * alpha
         delta, beyond = -c * beta, s * beta
         gamma = math.hypot(pivot, beta)
-        if gamma <= tiny * scale:  # singular, and nothing of b is left that it reaches
+        # ‖A r‖/‖r‖ of the residual so far (Paige and Saunders 1975): nothing of b is left that A reaches.
+        if min(math.hypot(pivot, delta), gamma) <= eps**REACH * scale:
             return
         c, s = pivot / gamma, beta / gamma
         d, d_old = (v - upper * d - epsilon * d_old) / gamma, d
         x += c * residual * d
         residual *= s
-        yield residual
+        yield residual, scale
         if beta <= tiny * scale:
             return
         v, v_old, epsilon = w / beta, v, beyond

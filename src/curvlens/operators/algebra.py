@@ -47,6 +47,11 @@ class Scaled(Operator):
         )
         self.inner, self.factor = inner, factor
 
+    @property
+    def precision(self) -> torch.dtype:
+        """That of A."""
+        return self.inner.precision
+
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         return self.inner._apply(vectors, progress) * self.factor
 
@@ -76,6 +81,11 @@ class Sum(Operator):
             name=f"({left.name} {sign} {right.name})",
         )
         self.terms = ((left, a), (right, b))
+
+    @property
+    def precision(self) -> torch.dtype:
+        """That of the less precise term."""
+        return max((term.precision for term, _ in self.terms), key=lambda dtype: torch.finfo(dtype).eps)
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         (left, a), (right, b) = self.terms
@@ -108,23 +118,37 @@ class Identity(Operator):
 
 
 class Wrapped(Operator):
-    """Somebody else's operator: a tensor, an array, or anything with ``shape`` and ``@``."""
+    """Somebody else's operator: a tensor, an array, or anything with ``shape`` and ``@``.
+
+    An operator that says its ``dtype`` is given vectors in that dtype. The entries of a matrix (tensor, array, sparse)
+    are numbers like any others: products with it are made in the dtype of the vectors.
+    """
 
     def __init__(self, inner: Any, rows: Layout, columns: Layout, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(rows, columns, dtype=dtype, device=device, name=type(inner).__name__)
         self.inner = inner
+        self.declared = None if _is_matrix(inner) else declared_dtype(inner)
         # A matrix can be looked at; of other operators symmetry has to be said.
         if isinstance(inner, Tensor) and inner.layout == torch.strided and rows == columns:
             self.symmetric = bool(torch.equal(inner, inner.T))
         if isinstance(inner, np.ndarray) and rows == columns:
             self.symmetric = bool(np.array_equal(inner, inner.T))
 
+    @property
+    def precision(self) -> torch.dtype:
+        """What it says itself, if that is lower than the dtype of the vectors."""
+        if self.declared is None or torch.finfo(self.declared).eps < torch.finfo(self.dtype).eps:
+            return self.dtype
+        return self.declared
+
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         if isinstance(self.inner, Tensor):
             return self.inner.to(vectors) @ vectors
-        if isinstance(self.inner, (np.ndarray, sla.LinearOperator)) or scipy.sparse.issparse(self.inner):
-            return torch.as_tensor(self.inner @ vectors.cpu().double().numpy()).to(vectors)
-        return torch.stack([torch.as_tensor(self.inner @ v).reshape(-1).to(vectors) for v in vectors.T], dim=1)
+        if _is_matrix(self.inner) or isinstance(self.inner, sla.LinearOperator):
+            kind = torch.float32 if self.declared == torch.float32 else torch.float64  # numpy has no bfloat16
+            return torch.as_tensor(self.inner @ vectors.cpu().to(kind).numpy()).to(vectors)
+        given = vectors if self.declared is None else vectors.to(self.declared)
+        return torch.stack([torch.as_tensor(self.inner @ v).reshape(-1).to(vectors) for v in given.T], dim=1)
 
     def _block(self, rows: Layout, columns: Layout) -> Operator:
         return Restricted(self, rows, columns)
@@ -148,6 +172,11 @@ class Restricted(Operator):
             name=f"block of {inner.name}",
         )
         self.inner = inner
+
+    @property
+    def precision(self) -> torch.dtype:
+        """That of the whole."""
+        return self.inner.precision
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         result = self.inner._apply(self.inner.columns.embed(self.columns, vectors), progress)
@@ -179,12 +208,38 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
     columns = (
         like.columns if like is not None and like.columns.size == n else (rows if m == n else Layout({"columns": (n,)}))
     )
-    kind = getattr(matrix, "dtype", None)
-    if getattr(kind, "is_complex", False) or getattr(kind, "kind", "") == "c":
+    if _dtype_name(matrix).startswith("complex"):
         raise CurvlensError("The matrix is complex; operators here are real.")
-    floating = isinstance(matrix, Tensor) and matrix.is_floating_point()
-    dtype = matrix.dtype if floating else torch.float64
+    # An array is multiplied in float64 whatever its entries, as a LinearOperator of float64 would be.
+    by_itself = isinstance(matrix, Tensor) or not _is_matrix(matrix)
+    dtype = (declared_dtype(matrix) if by_itself else None) or torch.float64
     device = matrix.device if isinstance(matrix, Tensor) else torch.device("cpu")
     if like is not None:
         dtype, device = like.dtype, like.device
     return Wrapped(matrix, rows, columns, dtype, device)
+
+
+def declared_dtype(matrix: Any) -> torch.dtype | None:
+    """The floating dtype that an operator says it has, in torch's, numpy's or plain words; None if it says none.
+
+    >>> declared_dtype(np.zeros((1, 1), dtype=np.float32)), declared_dtype(torch.eye(1, dtype=torch.int64))
+    (torch.float32, None)
+    """
+    dtype = getattr(torch, _dtype_name(matrix), None)
+    return dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else None
+
+
+def _dtype_name(matrix: Any) -> str:
+    """``"float32"`` for torch.float32, np.dtype("float32"), np.float32, "float32" and "torch.float32"; or ""."""
+    kind = getattr(matrix, "dtype", None)
+    if kind is None:
+        return ""
+    try:
+        return str(np.dtype(kind).name)
+    except TypeError:
+        return str(getattr(kind, "name", kind)).rpartition(".")[2]
+
+
+def _is_matrix(inner: Any) -> bool:
+    """Whether the entries are there to be looked at."""
+    return isinstance(inner, (Tensor, np.ndarray)) or scipy.sparse.issparse(inner)

@@ -48,6 +48,11 @@ class Operator:
         self.name = name
 
     @property
+    def precision(self) -> torch.dtype:
+        """The dtype in which products are made, which may be lower than `dtype`, that of the vectors."""
+        return self.dtype
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(rows, columns)."""
         return (self.rows.size, self.columns.size)

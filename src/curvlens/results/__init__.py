@@ -1,9 +1,10 @@
 """What comes out: frozen numbers with their errors and where they come from, saved as JSON and safetensors."""
 
 from curvlens.results.base import Result, claim, load
+from curvlens.results.by_block import ByBlock
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
-from curvlens.results.estimate import ByBlock, Estimate
+from curvlens.results.estimate import Estimate
 from curvlens.results.profile import COLUMNS, DIGITS, OWN, Portion, Profile, Row, aligned
 from curvlens.results.propagation import Amount, Level, Propagation
 from curvlens.results.solution import Solution

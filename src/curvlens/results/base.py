@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import html
 import json
 import math
 import os
@@ -69,6 +70,10 @@ class Result:
             if old is not None and old.name != document.get("tensors", {}).get("file"):
                 old.unlink(missing_ok=True)
         return text
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it prints, names and notes escaped."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -51,8 +51,12 @@ class Eigs(Result):
     def __len__(self) -> int:
         return len(self.values)
 
-    def mass(self, by: By = "block") -> dict[str, Tensor]:
-        """The share of each block in each eigenvector, ‖x_b‖²: shares of a vector sum to 1.
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers; the blocks once, by name, and not also by parameter, head, layer and role."""
+        return {name: value for name, value in super().to_dict().items() if name not in ("shapes", "maps")}
+
+    def mass(self, by: By = "block") -> dict[str, list[float]]:
+        """The share of each block in each eigenvector, ‖x_b‖², a number for each: shares of a vector sum to 1.
 
         By block, layer, role, head or parameter.
         """
@@ -68,7 +72,7 @@ class Eigs(Result):
         else:
             blocks = Blocks.of_parameters(order).by(by)
         parts = blocks.split(self.vectors.double())
-        return {name: x.square().sum(0).cpu() for name, x in parts.items()}
+        return {name: x.square().sum(0).tolist() for name, x in parts.items()}
 
     def _block(self, name: str, keys: list[str]) -> Block:
         return Block(name, tuple(parse(key, tuple(self.shapes.get(key, ()))) for key in keys))
@@ -98,6 +102,3 @@ class Eigs(Result):
         if len(self) != 1:
             raise CurvlensError(f"There are {len(self)} eigenvalues; only a single one is a number. Use .values.")
         return float(self.values[0])
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
+import numpy as np
 import scipy.stats
+import torch
 from torch import Tensor
 
-from curvlens.blocks import Block, By
-from curvlens.errors import CurvlensError, listing, printable
+from curvlens.errors import CurvlensError, a_kind, printable
+from curvlens.results import arithmetic
 from curvlens.results.base import Provenance, Result, require_tensors
+
+NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,7 +38,10 @@ class Estimate(Result):
     """What a reader has to know: interrupted, accuracy not reached."""
     provenance: Provenance = field(default_factory=dict)
     positive: bool = False
-    """Whether it is a norm, of which the logarithm, not the number itself, is spread evenly around its mean."""
+    """Whether it is a norm, or a trace from squares, of which the logarithm, not the number itself, is spread evenly
+    around its mean."""
+    fixed: float = 0.0
+    """The part of the square of a norm that was computed, not sampled: the logarithm is that of the rest."""
 
     def __post_init__(self) -> None:
         require_tensors(self, "value", "stderr")
@@ -43,6 +50,11 @@ class Estimate(Result):
     def exact(self) -> bool:
         """Whether nothing was sampled."""
         return math.isinf(self.dof)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a number: not where work ended before its turn came."""
+        return self.note != NOT_MEASURED
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | tuple[Tensor, Tensor]:
         """The confidence interval by Student's t: two numbers, or two tensors; of a norm, on the logarithm.
@@ -63,10 +75,16 @@ class Estimate(Result):
         if self.exact:
             return self.value, self.value
         half = self.stderr * float(scipy.stats.t.ppf((1 + level) / 2, self.dof))
-        if not self.positive:
+        if not self.positive or not bool((self.value > 0).all()):
             return self.value - half, self.value + half
         factor = (half / self.value).exp()
-        return self.value / factor, self.value * factor
+        low, high = self.value / factor, self.value * factor
+        rest = self.value.square() - self.fixed
+        if self.fixed and bool((rest > ROUNDING * self.value.square()).all()):
+            factor = (2 * self.value * half / rest).exp()
+            low = low.minimum((self.fixed + rest / factor).sqrt())
+            high = high.maximum((self.fixed + rest * factor).sqrt())
+        return low, high
 
     def __float__(self) -> float:
         if self.value.ndim:
@@ -79,7 +97,7 @@ class Estimate(Result):
             worst = float(self.stderr.max()) if self.stderr.numel() else 0.0
             return f"{tuple(self.value.shape)} numbers, standard errors up to {worst:.2g}"
         if math.isnan(float(self.value)):
-            return "not known"
+            return "not known" if self.measured else NOT_MEASURED
         if self.exact:
             return f"{float(self.value):.6g} (exact)"
         if math.isinf(float(self.stderr)):
@@ -95,7 +113,7 @@ class Estimate(Result):
         """
         value, error = factor * float(self), factor * float(self.stderr)
         if math.isnan(value):
-            return "not known", ""
+            return "not known" if self.measured else NOT_MEASURED, ""
         if not error > 0.5 * 10.0 ** (1 - digits) * abs(value) or not math.isfinite(error):
             return _plain(value, digits), ""
         said, _, spread = with_error(value, error).partition(" ± ")
@@ -109,11 +127,55 @@ class Estimate(Result):
         return printable(f"Estimate({self}, {self.samples} products{note})")
 
     def _repr_html_(self) -> str:
-        import html
+        return f"<code>{escape(repr(self))}</code>"
 
-        return f"<code>{html.escape(repr(self))}</code>"
+    # Arithmetic: the error of a result is said in `curvlens.results.arithmetic`
+
+    def __add__(self, other: Any) -> Estimate:
+        """Independent (no seed in common): errors add as squares. Otherwise they are summed, which bounds them."""
+        if isinstance(other, Estimate):
+            return arithmetic.added(self, other)
+        return arithmetic.shifted(self, _number(other, "+"))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Estimate:
+        return arithmetic.scaled(self, -1.0)
+
+    def __sub__(self, other: Any) -> Estimate:
+        return self + (-other if isinstance(other, Estimate) else -_number(other, "-"))
+
+    def __rsub__(self, other: Any) -> Estimate:
+        return (-self).__add__(other)
+
+    def __mul__(self, factor: Any) -> Estimate:
+        return arithmetic.scaled(self, _number(factor, "*"))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> Estimate:
+        return arithmetic.scaled(self, 1 / _number(divisor, "/"))
 
 
+def _number(value: Any, sign: str) -> float:
+    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex():
+        return float(value)
+    raise CurvlensError(
+        f"An estimate {sign} {a_kind(value)}: estimates are added and subtracted, and multiplied by numbers. "
+        "float(estimate) is the number without its error."
+    )
+
+
+def not_measured() -> Estimate:
+    """The place of a number whose turn did not come: NaN, with a note; what is computed with it is NaN too."""
+    unknown = torch.tensor(math.nan, dtype=torch.float64)
+    return Estimate(unknown, unknown.clone(), 0, 1.0, NOT_MEASURED)
+
+
+ROUNDING = 1e-10
+"""A sampled part of a square below this share is rounding."""
 SMALL = -3
 """The power of ten below which numbers are written with one."""
 
@@ -155,53 +217,3 @@ def check_level(level: float) -> None:
     """A confidence level is a probability."""
     if not 0 < level < 1:
         raise CurvlensError(f"level={level}, expected a probability between 0 and 1, as in interval(0.95).")
-
-
-class ByBlock(Result, Mapping[str, Estimate]):
-    """One estimate for each block, by name: a mapping that prints as a table."""
-
-    def __init__(self, blocks: Mapping[str, Estimate], what: str = "estimate", by: By = "block") -> None:
-        if not all(isinstance(block, Estimate) for block in blocks.values()):
-            raise TypeError("every block has to be an Estimate")
-        self._blocks = dict(blocks)
-        self.what = what
-        self.by = by
-        """What there is one estimate for: a block, layer, role, head or parameter."""
-
-    def __getitem__(self, name: str) -> Estimate:
-        if name not in self._blocks:
-            raise KeyError(f"The {self.what} by {self.by} has no {name!r}. {self._hint(str(name))}")
-        return self._blocks[name]
-
-    def _hint(self, name: str) -> str:
-        """The granularity in which a name is likely to be found, or names that are here."""
-        other: By | None = None
-        if Block(f"{name}.x", ()).layer == name:
-            other = "layer"
-        elif any(known.endswith(f".{name}") for known in self):
-            other = "role"
-        elif name.rpartition(".")[0] in self and name.rpartition(".")[2].isdigit():
-            other = "head"
-        elif Block(name, ()).layer is not None:
-            other = "block"
-        asked = f"It may be in that with by={other!r}. " if other is not None and other != self.by else ""
-        return f"{asked}Names here: {listing(self)}."
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._blocks)
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __repr__(self) -> str:
-        names = [printable(name) for name in self]
-        width = max(map(len, names), default=0)
-        lines = [f"  {name:<{width}}  {estimate}" for name, estimate in zip(names, self.values(), strict=True)]
-        return "\n".join([printable(f"{self.what} by {self.by} ({len(self)})"), *lines])
-
-    def to_dict(self) -> dict[str, Any]:
-        """By name, plain numbers."""
-        return {name: estimate.to_dict() for name, estimate in self.items()}
-
-    def _fields(self) -> dict[str, Any]:
-        return {"blocks": self._blocks, "what": self.what, "by": self.by}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from curvlens.errors import printable
 from curvlens.results.base import Provenance, Result
+
+Status = Literal["converged", "inconsistent", "stagnated", "negative curvature", "max_products", "interrupted"]
+"""How a solve ended."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,6 +28,8 @@ class Solution(Result):
     history: list[float] = field(default_factory=list)
     """The relative residual after each step, as the method tracks it."""
     provenance: Provenance = field(default_factory=dict)
+    status: Status = "converged"
+    """One word for ``why``: a system without a solution is ``"inconsistent"``, and x then fits it best."""
 
     def __repr__(self) -> str:
         return printable(

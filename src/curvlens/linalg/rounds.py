@@ -1,0 +1,154 @@
+"""One estimate for each block of any operator, the largest blocks first.
+
+Under a budget a cheap round comes first, so that every block has a number however early it ends: for traces a few
+products of the whole operator, E z_b ∘ (A z)_b, which all blocks share; for norms, which need products with each block,
+a few of those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from curvlens.blocks import By
+from curvlens.errors import CurvlensError, listing
+from curvlens.linalg.limits import Spending, gradients, limit
+from curvlens.linalg.products import Products, Progress, warn
+from curvlens.linalg.sampling import FEWEST, Effort, Options, Quantity, effort, estimate
+from curvlens.operators import Operator
+from curvlens.results import ByBlock, Estimate
+from curvlens.results.estimate import not_measured
+
+FIRST = 4
+"""Products with each block in the first round of norms."""
+
+
+def each_block(
+    quantity: Quantity, operator: Operator, samples: int | None, by: By, budget: str | float | None, options: Options
+) -> ByBlock:
+    """Every name is there; a block that an interrupt or the budget left out is `not_measured`."""
+    plan = effort(samples, options.get("rtol"), options.get("max_samples"))
+    spending = Spending(limit(budget), gradients(operator))
+    blocks = operator.blocks(by)
+    largest_first = dict(sorted(blocks.items(), key=lambda item: -item[1].shape[0]))
+    work = _Work(quantity, plan, spending, options, sum(min(plan.samples, b.shape[0]) for b in blocks.values()))
+    interrupted = False
+    try:
+        if spending.limit is not None:
+            work.first_round(operator, largest_first)
+        for name, block in largest_first.items():
+            if not work.measure(name, block):
+                break
+    except KeyboardInterrupt:
+        if not work.found:
+            raise
+        interrupted = True
+    found = {name: work.found.get(name) or not_measured() for name in blocks}
+    note = " ".join(_sentences(found, spending, interrupted))
+    if interrupted:
+        warn(f"The {quantity} by {by} was {note}")
+    return ByBlock(found, quantity, by, note)
+
+
+class _Work:
+    """What was found so far, and the progress over all blocks."""
+
+    def __init__(self, quantity: Quantity, plan: Effort, spending: Spending, options: Options, total: int) -> None:
+        self.quantity, self.plan, self.spending, self.options = quantity, plan, spending, options
+        self.found: dict[str, Estimate] = {}
+        self._total = total if plan.rtol is None else None
+        self._done = 0
+
+    def first_round(self, operator: Operator, blocks: Mapping[str, Operator]) -> None:
+        """A few products, for a first number of every block."""
+        if self.spending.left() < 2:
+            raise CurvlensError(
+                f"budget={str(self.spending.limit)!r} is less than two products of {operator!r}, which cost "
+                f"{2 * self.spending.cost:.3g} gradients. Give more."
+            )
+        if self.quantity == "trace":
+            self._add_to_total(FEWEST)
+            self._shared(operator, blocks)
+            return
+        self._add_to_total(sum(min(FIRST, block.shape[0]) for block in blocks.values()))
+        for name, block in blocks.items():
+            if self.spending.left() < min(FIRST, block.shape[0]):
+                return
+            self.found[name] = self._fewer(self._estimate(block, FIRST), block)
+
+    def _shared(self, operator: Operator, blocks: Mapping[str, Operator]) -> None:
+        products = Products(operator, symmetric=False, progress=self._progress())
+        probes = products.probes(self.options.get("seed", 0))
+        rows: list[torch.Tensor] = []
+        while len(rows) < FEWEST and (len(rows) < 2 or self.spending.left() >= 1):
+            z = probes.signs(len(rows))
+            terms = z.double() * products(z).double()
+            rows.append(torch.stack([operator.rows.extract(b.rows, terms).sum() for b in blocks.values()]).cpu())
+            self.spending.steps += 1
+        x = torch.stack(rows)
+        value, stderr = x.mean(0), x.std(0) / math.sqrt(len(x))
+        about = products.provenance(quantity=self.quantity, seed=self.options.get("seed", 0), sampled=len(x))
+        note = f"budget: {len(x)} products of the whole operator"
+        for i, name in enumerate(blocks):
+            self.found[name] = Estimate(value[i], stderr[i], len(x), len(x) - 1, note, about)
+
+    def measure(self, name: str, block: Operator) -> bool:
+        """The estimate of one block; whether there is room for another one."""
+        wanted, left = min(self.plan.samples, block.shape[0]), self.spending.left()
+        if left < min(wanted, 2 * FEWEST):
+            return False
+        allowed = int(min(left, wanted))
+        result = self._estimate(block, allowed)
+        self.found[name] = self._fewer(result, block) if allowed < wanted else result
+        if result.note.startswith("interrupted"):
+            raise KeyboardInterrupt
+        return True
+
+    def _fewer(self, result: Estimate, block: Operator) -> Estimate:
+        """With a note, unless the block is so small that it is exact all the same."""
+        wanted = min(self.plan.samples, block.shape[0])
+        return result if result.exact else replace(result, note=f"budget: {result.samples} of {wanted} samples")
+
+    def _estimate(self, block: Operator, samples: int) -> Estimate:
+        """By products with the block; to the accuracy asked for, if it is the whole of what may be spent."""
+        options: Options = {**self.options, "progress": self._progress()}
+        accuracy = self.plan.rtol is not None and samples > FIRST
+        options["rtol"] = self.plan.rtol if accuracy else None
+        options["max_samples"] = max(samples, 2) if accuracy else None
+        before = self._done
+        result = estimate(self.quantity, block, None if accuracy else max(samples, 2), **options)
+        self.spending.steps += result.samples
+        self._done = before + result.samples
+        return result
+
+    def _add_to_total(self, products: int) -> None:
+        if self._total is not None:
+            self._total += products
+
+    def _progress(self) -> Progress:
+        """Counts over all blocks; the total is not known where an accuracy is asked for."""
+        start, progress = self._done, self.options.get("progress")
+
+        def told(done: int, total: int | None) -> None:
+            self._done = start + done
+            if progress is not None:
+                progress(self._done, self._total)
+
+        return told
+
+
+def _sentences(found: dict[str, Estimate], spending: Spending, interrupted: bool) -> Iterator[str]:
+    """What a reader of the whole has to know: how it ended, what was spent, which blocks have less."""
+    missing = [name for name, e in found.items() if not e.measured]
+    if interrupted:
+        yield f"interrupted: {len(found) - len(missing)} of {len(found)} are there."
+    if spending.limit is not None:
+        yield f"{spending} spent."
+        fewer = [name for name, e in found.items() if e.note.startswith("budget")]
+        if fewer:
+            yield f"Fewer samples than asked for: {listing(fewer)}."
+    if missing:
+        yield f"Not measured: {listing(missing)}."

@@ -1,0 +1,89 @@
+"""Sums and multiples of estimates, with the error of the result.
+
+Two estimates are independent if both name their seeds and share none: random vectors depend on the seed alone. Then
+errors add as roots of sums of squares, and degrees of freedom by Welch and Satterthwaite. Otherwise (one seed, as for
+all blocks of one call, or an unknown one) the error of a sum, or of a difference, is at most the sum of the errors, and
+this is what is given: it is never too small, and for differences often too large. What is exact adds no error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError
+
+if TYPE_CHECKING:
+    from curvlens.results.estimate import Estimate
+
+SEEDS = "seeds"
+"""Where the record of a sum has the seeds of its terms."""
+
+
+def seeds(estimate: Estimate) -> frozenset[int] | None:
+    """The seeds an estimate depends on; none if it is exact, None if they are not known."""
+    if estimate.exact:
+        return frozenset()
+    about = estimate.provenance
+    if SEEDS in about:
+        return None if about[SEEDS] is None else frozenset(about[SEEDS])
+    return frozenset([about["seed"]]) if "seed" in about else None
+
+
+def shifted(estimate: Estimate, number: float) -> Estimate:
+    """A number that is known, added."""
+    return replace(estimate, value=estimate.value + number, positive=False, fixed=0.0)
+
+
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    """A multiple."""
+    return replace(
+        estimate,
+        value=estimate.value * factor,
+        stderr=estimate.stderr * abs(factor),
+        positive=estimate.positive and factor > 0,
+        fixed=estimate.fixed * factor**2,
+    )
+
+
+def added(one: Estimate, other: Estimate) -> Estimate:
+    """The sum of two."""
+    if one.value.shape != other.value.shape:
+        raise CurvlensError(
+            f"Estimates of shapes {tuple(one.value.shape)} and {tuple(other.value.shape)} have no sum: "
+            "the shapes have to be equal."
+        )
+    mine, theirs = seeds(one), seeds(other)
+    known = mine is not None and theirs is not None
+    independent = mine is not None and theirs is not None and not mine & theirs
+    stderr = torch.hypot(one.stderr, other.stderr) if independent else one.stderr + other.stderr
+    both = sorted((mine or frozenset()) | (theirs or frozenset())) if known else None
+    about: dict[str, Any] = {"sum": True, SEEDS: both}
+    return type(one)(
+        value=one.value + other.value,
+        stderr=stderr,
+        samples=one.samples + other.samples,
+        dof=_degrees(one, other) if independent else min(one.dof, other.dof),
+        note="; ".join(dict.fromkeys(filter(None, (one.note, other.note)))),
+        provenance=about,
+        positive=one.positive and other.positive,
+    )
+
+
+def _degrees(one: Estimate, other: Estimate) -> float:
+    """Welch and Satterthwaite's, the least over all entries; those of the sampled one, if the other is exact."""
+    if one.exact or other.exact:
+        return min(one.dof, other.dof)
+
+    def part(estimate: Estimate) -> Tensor:
+        return estimate.stderr.square()
+
+    total = (part(one) + part(other)).square()
+    over = part(one).square() / one.dof + part(other).square() / other.dof
+    least = (total / over.clamp(min=1e-300)).min() if total.numel() else torch.tensor(math.inf)
+    found = float(least)
+    return found if found >= 1 and math.isfinite(found) else min(one.dof, other.dof)
