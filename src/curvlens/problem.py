@@ -32,7 +32,7 @@ from curvlens.checks import (
 )
 from curvlens.checksum import checksum
 from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing
-from curvlens.exchange import exchanged, isolated, lock_of
+from curvlens.exchange import apart, exchanged, isolated, lock_of
 from curvlens.losses import FromModel, as_loss
 from curvlens.memory import available_bytes, parse_bytes
 from curvlens.parameters import choose, device_and_dtype, named
@@ -122,17 +122,22 @@ class Problem:
         self._first_loss: _FirstLoss | None = None
         warn_low_precision(self.dtype)
         self._take(data)
+        if self.blocks.headless:  # a forward pass shows how many there are
+            self.layout = Layout(shapes, named(model, chosen, blocks, heads, self._seen_splits()))
 
     @as_found
     def _take(self, data: Any) -> None:
         with self.isolated():
             self.data = Data(data)
             self._check_setting()
-            if self.blocks.headless:  # a forward pass shows how many there are
-                unknown = [name for block in self.blocks.headless for name in self.blocks[block].parameters]
-                piece = next(self.pieces())
-                splits = watch(model, unknown, lambda: self._evaluate(piece))
-                self.layout = Layout(shapes, named(model, chosen, blocks, heads, splits))
+
+    @as_found
+    def _seen_splits(self) -> Any:
+        """How a forward pass cuts the queries, keys and values of the attention layers whose heads are not known."""
+        unknown = [name for block in self.blocks.headless for name in self.blocks[block].parameters]
+        with self.isolated():
+            piece = next(self.pieces())
+            return apart(self.model, lambda: watch(self.model, unknown, lambda: self._evaluate(piece)))
 
     def __repr__(self) -> str:
         tokens = "" if self._count is None else f", {self._count:g} tokens"
@@ -457,8 +462,8 @@ class Problem:
         with explained_batch(piece.batch, self.dtype):
             small = piece.split(self.micro_batch)[0] if self.micro_batch is not None and piece.size else piece
             before = checksum(self.model.parameters())
-            apart = dataclasses.replace(small, batch=batches.map_tensors(Tensor.clone, small.batch))
-            written = check_buffers(writes(self.model, partial(self._evaluate_with, apart), self.dtype))
+            copied = dataclasses.replace(small, batch=batches.map_tensors(Tensor.clone, small.batch))
+            written = check_buffers(writes(self.model, partial(self._evaluate_with, copied), self.dtype))
             self._written = tuple({**dict.fromkeys(self._written), **dict.fromkeys(written)})  # of all modes so far
             if self.micro_batch is not None and piece.size != 0:
                 self.check_split(piece)

@@ -28,6 +28,11 @@ _depth, _pop, push = (
     torch._C._pop_torch_function_stack,
     torch._C._push_on_torch_function_stack,
 )
+_dispatch_depth, _dispatch_pop, _dispatch_push = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._pop_torch_dispatch_stack,
+    torch._C._push_on_torch_dispatch_stack,
+)
 _MANAGERS = {_GeneratorContextManager.__enter__.__code__, _GeneratorContextManager.__exit__.__code__}
 _OURS = str(Path(__file__).parent)
 _CASTING = tuple(device for device in ("cpu", "cuda") if torch.amp.is_autocast_available(device))
@@ -36,8 +41,13 @@ _CASTING = tuple(device for device in ("cpu", "cuda") if torch.amp.is_autocast_a
 def found() -> Iterator[object]:
     """Steps of C code that put back the modes, gradients and casts of this moment, for `guarded`."""
     modes = [torch._C._get_function_stack_at(i) for i in range(_depth())]
+    below = [torch._C._get_dispatch_stack_at(i) for i in range(_dispatch_depth())]
     casts = [torch.is_autocast_enabled(device) for device in _CASTING]
+    # Tracing has dispatch modes with a key, which torch keeps elsewhere: those are its own business.
+    plain = all(getattr(mode, "_mode_key", None) is None for mode in below)
     return chain(
+        zip(iter(_dispatch_depth, 0), starmap(_dispatch_pop, repeat((None,))), strict=False) if plain else (),
+        map(_dispatch_push, below) if plain else (),
         zip(iter(_depth, 0), starmap(_pop, repeat(())), strict=False),
         # while no mode is there: they may look at these calls, in Python
         map(torch._C._set_grad_enabled, (torch.is_grad_enabled(),)),
