@@ -123,7 +123,7 @@ def test_the_tree(script: Path) -> None:
     result = run(f"{script}:make", "--samples", 4, width=60)  # a pipe has no width
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
-    first, _, heading, *_ = result.output.splitlines()
+    first, _, heading, *_ = result.stdout.splitlines()
     assert first == f"Curvature of GPT, {small.problem().layout.size} parameters, 15 tokens, float64, 4 probes"
     assert re.sub(r"\s+", " ", heading).strip() == "trace share, % Frobenius norm of λ_max"
     names = tree_of(result)
