@@ -19,7 +19,7 @@ from curvlens.sdpa.tiles import Spec
 
 Maybe = Tensor | None
 
-_library = Library("curvlens", "DEF")
+_library: Any = Library("curvlens", "DEF")  # type: ignore[no-untyped-call]
 
 
 def _operator(function: Callable[..., Any]) -> Any:
