@@ -6,6 +6,7 @@ Arithmetic is float64, on slices of bounded size, whatever the vectors are store
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -16,12 +17,10 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
+from curvlens.linalg.vectors import slices
 from curvlens.memory import available_bytes, parse_bytes, readable
 
 logger = logging.getLogger("curvlens")
-
-SLICE = 1 << 21
-"""Entries of a slice: 16 MiB in float64."""
 
 Store = str | os.PathLike[str]
 
@@ -58,44 +57,68 @@ class Basis:
     def __getitem__(self, j: int) -> Tensor:
         return self.rows[j].to(self.device)
 
-    def put(self, j: int, v: Tensor) -> None:
-        """Store a vector."""
-        self.rows[j] = v.to(self.rows)
+    def put(self, j: int, v: Tensor, length: float = 1.0) -> None:
+        """Store a vector, divided by its length."""
+        if v.device == self.rows.device and v.dtype == self.rows.dtype:
+            torch.div(v, length, out=self.rows[j])
+        else:
+            for part in slices(self.n, 1, v.device):
+                self.rows[j, part] = (v[part] / length).to(self.rows)
 
-    def _slices(self, rows: int) -> Iterator[slice]:
-        width = max(SLICE // max(rows, 1), 1024)
-        for start in range(0, self.n, width):
-            yield slice(start, start + width)
+    def sweep(self, w: Tensor, count: int, subtract: Tensor | None = None) -> tuple[Tensor, float]:
+        """⟨v_i, w⟩ of the first ``count`` vectors, and ‖w‖, in one pass over memory.
+
+        With coefficients to ``subtract``, w −= Σ c_i v_i comes first, in place: what is left is measured as stored.
+        """
+        home = self.rows.device
+        total = torch.zeros(count + 1, dtype=torch.float64, device=home)
+        c = None if subtract is None else subtract.to(home, torch.float64)
+        for part, cast in self._portions(count, 1):
+            row = cast[count]
+            row.copy_(w[part])
+            if c is not None and count:
+                row.addmv_(cast[:count].T, c, alpha=-1)
+                w[part] = row
+                row.copy_(w[part])
+            total += cast @ row
+        sums = total.cpu()
+        return sums[:count], math.sqrt(float(sums[count]))
 
     def dots(self, count: int, w: Tensor) -> Tensor:
         """⟨v_i, w⟩ of the first ``count`` vectors, in float64 on the CPU."""
-        total = torch.zeros(count, dtype=torch.float64, device=self.rows.device)
-        for part in self._slices(count):
-            total += self.rows[:count, part].double() @ w[part].to(self.rows.device).double()
-        return total.cpu()
+        return self.sweep(w, count)[0]
 
     def subtract(self, coefficients: Tensor, w: Tensor) -> None:
         """w −= Σ c_i v_i, in place."""
-        count = len(coefficients)
         c = coefficients.to(self.rows.device, torch.float64)
-        for part in self._slices(count):
-            w[part] -= (c @ self.rows[:count, part].double()).to(w)
+        for part, cast in self._portions(len(c)):
+            w[part] -= (c @ cast).to(w)
 
     def rotate(self, S: Tensor) -> None:
         """Replace the first vectors by their combinations, the columns of S (count × p)."""
         count, p = S.shape
         St = S.T.to(self.rows.device, torch.float64)
-        for part in self._slices(count + p):
-            self.rows[:p, part] = (St @ self.rows[:count, part].double()).to(self.rows.dtype)
+        for part, cast in self._portions(count):
+            self.rows[:p, part] = St @ cast
 
     def combine(self, S: Tensor, dtype: torch.dtype) -> Basis:
         """The combinations as vectors of their own, on the device."""
         count, p = S.shape
         result = Basis(p, self.n, dtype=dtype, device=self.device, store="device")
         St = S.T.to(self.rows.device, torch.float64)
-        for part in self._slices(count + p):
-            result.rows[:, part] = (St @ self.rows[:count, part].double()).to(result.rows)
+        for part, cast in self._portions(count):
+            result.rows[:, part] = (St @ cast).to(result.rows.device)
         return result
+
+    def _portions(self, count: int, more: int = 0) -> Iterator[tuple[slice, Tensor]]:
+        """Slices of the first vectors in float64, in the same memory each time, with ``more`` rows of room."""
+        home, space = self.rows.device, torch.empty(0)
+        for part in slices(self.n, count + more, home):
+            width = part.stop - part.start
+            if space.shape != (count + more, width):
+                space = torch.empty(count + more, width, dtype=torch.float64, device=home)
+            space[:count] = self.rows[:count, part]
+            yield part, space
 
 
 def _in_file(folder: Path, capacity: int, n: int, dtype: torch.dtype, size: int) -> Tensor:

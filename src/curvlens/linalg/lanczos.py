@@ -15,6 +15,7 @@ from torch import Tensor
 from curvlens.linalg.basis import Basis
 from curvlens.linalg.probes import FRESH, Probes
 from curvlens.linalg.products import Products
+from curvlens.linalg.vectors import norm
 
 
 class Lanczos:
@@ -44,6 +45,7 @@ class Lanczos:
         self._waiting: Tensor
         eps = max(products.eps, float(torch.finfo(basis.dtype).eps))
         self._tiny = 10 * eps
+        self._orthogonal = float(torch.finfo(products.dtype).eps)
         if start is None or not self._place(start.to(products.dtype), 0):
             self._place_fresh(0)
 
@@ -69,9 +71,8 @@ class Lanczos:
         w = self.products(v)
         if self._watch is not None:
             self._watch(v, w)
-        column = torch.zeros(j + 1, dtype=torch.float64)
-        self.norm = max(self.norm, float(w.double().norm()))
-        rest = self._orthogonalise(w, column)
+        column, size, rest, clean = self._orthogonalise(w, j + 1)
+        self.norm = max(self.norm, size)
         self.valid = False
         self.T[: j + 1, j] = self.T[j, : j + 1] = column
         self.size = j + 1
@@ -79,7 +80,9 @@ class Lanczos:
         self.outward[j] = 0.0 if self.exhausted else rest
         if self.size == self.basis.capacity:
             self._waiting = w
-        elif self.broke_down or not self._place(w, self.size):
+        elif not self.broke_down and clean:
+            self.basis.put(self.size, w, rest)
+        else:
             self.outward.zero_()
             self._place_fresh(self.size)
         self.valid = True
@@ -102,8 +105,8 @@ class Lanczos:
     def _clear(self, direction: Tensor, along: Tensor) -> tuple[Tensor | None, Tensor]:
         """A direction with the basis taken out, of length 1; None if nothing is left."""
         w = direction.to(self.products.dtype, copy=True)
-        left = self._orthogonalise(w, torch.zeros(self.size, dtype=torch.float64))
-        return (w / left, along * left) if left > self._tiny else (None, along)
+        _, _, left, _ = self._orthogonalise(w, self.size)
+        return (w.div_(left), along * left) if left > self._tiny else (None, along)
 
     def _give_up(self, direction: Tensor) -> None:
         """Remember the direction that was to come next, and which products point along it."""
@@ -136,46 +139,39 @@ class Lanczos:
             self.outward.zero_()
             fresh = True
         elif fresh:
-            self._give_up(waiting / float(waiting.double().norm()))
+            self._give_up(waiting / norm(waiting))
         if fresh or not self._place(waiting, p):
             self._place_fresh(p)
         self.valid = True
 
-    def _orthogonalise(self, w: Tensor, column: Tensor) -> float:
-        """Take the basis out of w, in place, until nothing of it is left; the norm that remains."""
-        before = float(w.double().norm())
-        for _ in range(4):
-            c = self.basis.dots(len(column), w)
-            self.basis.subtract(c, w)
+    def _orthogonalise(self, w: Tensor, count: int) -> tuple[Tensor, float, float, bool]:
+        """Take the basis out of w, in place: what was in w of it, ‖w‖ before and after, and whether nothing is left.
+
+        A pass that subtracts also measures what it left. So a second one is made where cancellation asks for it, and
+        not otherwise.
+        """
+        column = torch.zeros(count, dtype=torch.float64)
+        c, before = self.basis.sweep(w, count)
+        after, rest = before, float(c.norm())
+        for _ in range(5):
+            if rest <= self._orthogonal * after:
+                return column, before, after, after > 0
             column += c
-            after = float(w.double().norm())
-            if after > 0.5 * before:
-                break
-            before = after
-        return after
+            c, after = self.basis.sweep(w, count, subtract=c)
+            rest = float(c.norm())
+        return column, before, after, 0 < after and rest <= 0.5 * after
 
     def _place(self, w: Tensor, j: int) -> bool:
-        """Normalise a vector and orthogonalise it once more; whether something was left of it."""
-        size = float(w.double().norm())
-        if not size > 0:
+        """Orthogonalise a vector, in place, normalise and store it; whether something was left of it."""
+        _, before, after, clean = self._orthogonalise(w, j)
+        if not clean or after <= self._tiny * before:
             return False
-        w = w / size
-        if j:
-            # What is left after dividing by a small number may point back into the basis.
-            if self._orthogonalise(w, torch.zeros(j, dtype=torch.float64)) < 0.5:
-                return False
-            w = w / float(w.double().norm())
-        self.basis.put(j, w)
+        self.basis.put(j, w, after)
         return True
 
     def _place_fresh(self, j: int) -> None:
-        while not self._place(self._random(j), j):
-            pass
-
-    def _random(self, j: int) -> Tensor:
-        """A random direction orthogonal to the basis, of length 1."""
-        w = self.probes.direction(self._fresh, FRESH)
-        self._fresh += 1
-        if j:
-            self._orthogonalise(w, torch.zeros(j, dtype=torch.float64))
-        return w / float(w.double().norm())
+        """Store a random direction orthogonal to the basis."""
+        placed = False
+        while not placed:
+            placed = self._place(self.probes.direction(self._fresh, FRESH), j)
+            self._fresh += 1
