@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from curvlens.linalg.basis import Basis
-from curvlens.linalg.probes import FRESH, Probes
+from curvlens.linalg.probes import Probes
 from curvlens.linalg.products import Products
 from curvlens.linalg.vectors import norm
 
@@ -173,5 +173,5 @@ class Lanczos:
         """Store a random direction orthogonal to the basis."""
         placed = False
         while not placed:
-            placed = self._place(self.probes.direction(self._fresh, FRESH), j)
+            placed = self._place(self.probes.fresh(self._fresh), j)
             self._fresh += 1

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from curvlens.errors import CurvlensError
 from curvlens.linalg.products import Products, Progress, warn, whole
+from curvlens.linalg.vectors import dot, norm
 from curvlens.results import Solution
 
 Method = Literal["cg", "minres"]
@@ -66,7 +67,7 @@ def solve(
     # Of size 1, whatever its units: squares of tiny numbers are 0.
     unit = float(rhs.abs().max()) or 1.0
     rhs, x = rhs / unit, x / unit
-    size, why, history = _norm(rhs), "converged", []
+    size, why, history = norm(rhs), "converged", []
     best, best_x = math.inf, x.clone()
     if size:
         r = rhs if start is None else rhs - product(x)
@@ -95,7 +96,7 @@ def solve(
         except _NegativeCurvatureError:
             why = "a direction has no positive curvature, which cg cannot take: use method='minres' or more damping"
     x = best_x if size else torch.zeros_like(x)
-    residual = _norm(rhs - product(x)) / size if size else 0.0
+    residual = norm(rhs - product(x)) / size if size else 0.0
     converged = residual <= rtol
     if not converged:
         if why == "converged":
@@ -121,24 +122,24 @@ class _NegativeCurvatureError(Exception):
 def _conjugate_gradients(product: Product, x: Tensor, r: Tensor) -> Iterator[float]:
     """Hestenes and Stiefel; x changes in place, and the norm of the residual comes out after each step."""
     r, p = r.clone(), r.clone()
-    square = _dot(r, r)
+    square = dot(r, r)
     yield math.sqrt(square)
     while square > 0:
         Ap = product(p)
-        curvature = _dot(p, Ap)
+        curvature = dot(p, Ap)
         if curvature <= 0:
             raise _NegativeCurvatureError
         step = square / curvature
         x += step * p
         r -= step * Ap
-        square, before = _dot(r, r), square
+        square, before = dot(r, r), square
         yield math.sqrt(square)
         p = r + (square / before) * p
 
 
 def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[float]:
     """Paige and Saunders: the smallest residual over the Krylov space, by rotating the tridiagonal matrix upper."""
-    residual = _norm(r)
+    residual = norm(r)
     yield residual
     v, v_old = r / residual, torch.zeros_like(r)
     d, d_old = torch.zeros_like(r), torch.zeros_like(r)
@@ -146,9 +147,9 @@ def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[float]:
     tiny, scale = 10 * float(torch.finfo(r.dtype).eps), 0.0
     while True:
         w = product(v)
-        alpha = _dot(v, w)
+        alpha = dot(v, w)
         w = w - alpha * v - beta * v_old
-        beta = _norm(w)
+        beta = norm(w)
         scale = max(scale, abs(alpha), beta)
         upper, pivot = c * delta + s * alpha, s * delta - c * alpha
         delta, beyond = -c * beta, s * beta
@@ -163,14 +164,6 @@ def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[float]:
         if beta <= tiny * scale:
             return
         v, v_old, epsilon = w / beta, v, beyond
-
-
-def _dot(u: Tensor, v: Tensor) -> float:
-    return float(u.double() @ v.double())
-
-
-def _norm(u: Tensor) -> float:
-    return float(u.double().norm())
 
 
 def _vector(products: Products, b: Any, name: str) -> Tensor:

@@ -122,9 +122,13 @@ class Wrapped(Operator):
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         if isinstance(self.inner, Tensor):
             return self.inner.to(vectors) @ vectors
-        if isinstance(self.inner, (np.ndarray, sla.LinearOperator)) or scipy.sparse.issparse(self.inner):
+        if isinstance(self.inner, np.ndarray) or scipy.sparse.issparse(self.inner):
             return torch.as_tensor(self.inner @ vectors.cpu().double().numpy()).to(vectors)
-        return torch.stack([torch.as_tensor(self.inner @ v).reshape(-1).to(vectors) for v in vectors.T], dim=1)
+        # Copies in and out: an operator may write to its argument, or return a buffer that it uses again.
+        if isinstance(self.inner, sla.LinearOperator):
+            given = vectors.to("cpu", torch.float64, copy=True).numpy()
+            return torch.as_tensor(self.inner @ given).to(vectors, copy=True)
+        return torch.stack([torch.as_tensor(self.inner @ v.clone()).reshape(-1).to(vectors) for v in vectors.T], dim=1)
 
     def _block(self, rows: Layout, columns: Layout) -> Operator:
         return Restricted(self, rows, columns)
