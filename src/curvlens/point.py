@@ -28,3 +28,8 @@ class Point:
         """Whether nothing has changed: autocast, modules, modes, and every bit of the tensors."""
         same = self._signature == self._sign(model, tensors, device)
         return same and all(map(same_bits, tensors, self._copies))
+
+    @property
+    def bytes(self) -> int:
+        """What the copies hold."""
+        return sum(x.nbytes for x in self._copies)

@@ -89,29 +89,34 @@ class Lanczos:
 
     def inject(self) -> None:
         """Give up the direction that would come next for a random one, orthogonal to all: it finds what is repeated."""
-        self._give_up(self.basis[self.size])
+        self._give_up(self._next())
         self._place_fresh(self.size)
 
     def resume(self, S: Tensor) -> None:
         """Take up the direction that was given up and that the vectors V S miss most."""
         missing = [float((along @ S[: len(along)]).norm()) for _, along in self.given_up]
         direction, along = self._clear(*self.given_up.pop(missing.index(max(missing))))
-        self._give_up(self.basis[self.size])
+        self._give_up(self._next())
         if direction is not None and self._place(direction, self.size):
             self.outward[: len(along)] = along
         else:  # the basis has it by now
             self._place_fresh(self.size)
 
     def _clear(self, direction: Tensor, along: Tensor) -> tuple[Tensor | None, Tensor]:
-        """A direction with the basis taken out, of length 1; None if nothing is left."""
-        w = direction.to(self.products.dtype, copy=True)
-        _, _, left, _ = self._orthogonalise(w, self.size)
-        return (w.div_(left), along * left) if left > self._tiny else (None, along)
+        """A direction with the basis taken out in place, of length 1; None if nothing is left."""
+        _, _, left, _ = self._orthogonalise(direction, self.size)
+        return (direction.div_(left), along * left) if left > self._tiny else (None, along)
+
+    def _next(self) -> Tensor:
+        """A copy of the direction that comes next, in the working dtype."""
+        if self.size == self.basis.capacity:
+            return self._waiting
+        return self.basis[self.size].to(self.products.dtype, copy=True)
 
     def _give_up(self, direction: Tensor) -> None:
         """Remember the direction that was to come next, and which products point along it."""
         if not self.broke_down:
-            self.given_up.append((direction.clone(), self.outward))
+            self.given_up.append((direction, self.outward))
         self.outward = torch.zeros(self.size, dtype=torch.float64)
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,24 +127,30 @@ class Lanczos:
             squares = squares + (along @ S[: len(along)]).square()
         return theta, S, squares.sqrt()
 
-    def restart(self, theta: Tensor, S: Tensor, *, fresh: bool = False) -> None:
-        """Keep some Ritz vectors, the columns of S, and the direction that comes next (or a ``fresh`` one)."""
-        p = S.shape[1]
-        waiting = self._waiting if self.size == self.basis.capacity else self.basis[self.size].clone()
-        # What the vectors that are dropped have of a direction given up is settled in T: only the rest is missing.
-        cleared = [self._clear(direction, along) for direction, along in self.given_up]
+    def restart(self, S: Tensor, *, fresh: bool = False, ritz: bool = True) -> None:
+        """Keep V S, for orthonormal columns S, and the direction that comes next (or a ``fresh`` one).
+
+        Columns that are Ritz vectors (``ritz``) do not miss the vectors that are dropped. Others may, by as much as their
+        products point along directions that were given up: these are then left as they are, which counts it.
+        """
+        p, waiting = S.shape[1], self._next()
+        if ritz:
+            # What the vectors that are dropped have of a direction given up is settled in T: only the rest is missing.
+            cleared = [self._clear(direction, along) for direction, along in self.given_up]
+            self.given_up = [(direction, along) for direction, along in cleared if direction is not None]
         self.valid = False
         self.basis.rotate(S)
+        kept = S.T @ self.T[: self.size, : self.size] @ S
         self.T.zero_()
-        self.T[range(p), range(p)] = theta
-        self.given_up = [(direction, along @ S[: len(along)]) for direction, along in cleared if direction is not None]
+        self.T[:p, :p] = (kept + kept.T) / 2
+        self.given_up = [(direction, along @ S[: len(along)]) for direction, along in self.given_up]
         self.outward = self.outward @ S
         self.size = p
         if self.broke_down:
             self.outward.zero_()
             fresh = True
         elif fresh:
-            self._give_up(waiting / norm(waiting))
+            self._give_up(waiting.div_(norm(waiting)))
         if fresh or not self._place(waiting, p):
             self._place_fresh(p)
         self.valid = True

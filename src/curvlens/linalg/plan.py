@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError, a_kind
-from curvlens.linalg.basis import Store, budget
+from curvlens.linalg.basis import Store
+from curvlens.linalg.needs import Needs
 from curvlens.linalg.products import Products, whole
-from curvlens.memory import readable
 from curvlens.results import Eigs
 
 Ends = Literal["largest", "smallest", "both", "magnitude"]
@@ -74,24 +74,14 @@ def plan_search(
     if not dtype.is_floating_point:
         raise CurvlensError(f"store_dtype={dtype}, expected a floating-point type, as torch.bfloat16.")
     count = min(2 * k if ends == "both" else k, n)
-    vector = n * dtype.itemsize
-    # The vectors that come back, and four in work, in the working dtype.
-    fixed = (count + 4) * n * products.dtype.itemsize
-    allowed = budget(memory, store, products.device)
-    roomy = n if n <= SMALL else max(ROOMY, 3 * count)
-    capacity = min(n, roomy, (allowed - fixed) // vector)
-    least = min(n, count + 8)
-    if capacity < least:
-        raise CurvlensError(
-            f"{count} eigenvectors of {n} numbers need {readable(fixed + least * vector)} at least, "
-            f"{readable(allowed)} are allowed. Raise memory=, keep the basis in a file with store='some/folder', or in "
-            "store_dtype=torch.bfloat16."
-        )
+    needs = Needs.of(products, count, 2 if ends in ("both", "magnitude") else 1, dtype, store)
+    capacity = needs.capacity(memory, store, n if n <= SMALL else max(ROOMY, 3 * count))
     if tol is None:
         lowest = max(products.eps, float(torch.finfo(dtype).eps))
         tol = 1e-8 if lowest < 1e-15 else 1e-5 if lowest < 1e-6 else 2e-2
     limit = max(1000, 10 * capacity) if max_products is None else max_products
-    return Plan(k, ends, count, tol, limit, capacity, dtype, fixed + capacity * vector)
+    needs.announce(capacity)
+    return Plan(k, ends, count, tol, limit, capacity, dtype, needs.total(capacity))
 
 
 def start_vector(start: Tensor | np.ndarray | Eigs | None, products: Products) -> Tensor | None:

@@ -110,6 +110,21 @@ class Engine:
         return sum(entry.bytes for entry in self._plan or [] if entry.graph is not None)
 
     @property
+    def rebuilt_bytes(self) -> int:
+        """What the largest of the graphs holds that are rebuilt for every call."""
+        return max((entry.bytes for entry in self._plan or [] if entry.graph is None), default=0)
+
+    @property
+    def point_bytes(self) -> int:
+        """What the copy of the model holds that graphs are compared with."""
+        return 0 if self._point is None else self._point.bytes
+
+    @property
+    def n_pieces(self) -> int:
+        """Of how many terms a product is the sum."""
+        return len(self._plan or [])
+
+    @property
     def rebuilds(self) -> bool:
         """Whether some graphs are rebuilt for every call."""
         return self._plan is not None and any(entry.graph is None for entry in self._plan)
