@@ -85,6 +85,8 @@ class _Search:
         self.chain: int | None = None
         """Where in the basis the chain of the last injected direction begins."""
         self.chain_start = 0
+        self.mixed = False
+        """Whether a direction that was given up before the chain has been taken up in it: they cannot be parted then."""
 
     def run(self) -> str:
         """Grow the basis until the wanted values are there; how it ended."""
@@ -115,14 +117,16 @@ class _Search:
                 lanczos.inject()
             elif begin_chain:
                 self._restart(S, theta, at_most=max(plan.capacity - ROOM, plan.count), fresh=True)
-            elif full and self.chain is not None and self._same(theta[pick]):
+            elif full and self.chain is not None and not self.mixed and self._same(theta[pick]):
                 self._restart_chain(self.chain)
             elif full:
                 self._restart(S, theta)
                 self.chain = None
             if blocked:
                 lanczos.resume(S[:, pick] if not full else torch.eye(lanczos.size, dtype=torch.float64))
+                self.mixed = True
             if begin_chain:
+                self.mixed = False
                 self.chain, self.chain_start, self.before = lanczos.size, products.count, theta[pick]
             look = lanczos.size + (4 if self.chain is not None else max(1, lanczos.size // 10))
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from curvlens.linalg.basis import Basis
 from curvlens.linalg.probes import Probes
 from curvlens.linalg.products import Products
-from curvlens.linalg.vectors import norm
 
 
 class Lanczos:
@@ -42,10 +41,12 @@ class Lanczos:
         self.valid = True
         """False while vectors and T are being changed together."""
         self._fresh = 0
-        self._waiting: Tensor
+        self._waiting: Tensor | None = None
+        """The next vector, where the basis has no row for it."""
         eps = max(products.eps, float(torch.finfo(basis.dtype).eps))
         self._tiny = 10 * eps
-        self._orthogonal = float(torch.finfo(products.dtype).eps)
+        # Coefficients in float32 leave a rounding error of themselves; 1e-6 is far below what T notices, √eps.
+        self._orthogonal = (8 if basis.quick else 1) * float(torch.finfo(products.dtype).eps)
         if start is None or not self._place(start.to(products.dtype), 0):
             self._place_fresh(0)
 
@@ -79,7 +80,7 @@ class Lanczos:
         self.outward = torch.zeros(j + 1, dtype=torch.float64)
         self.outward[j] = 0.0 if self.exhausted else rest
         if self.size == self.basis.capacity:
-            self._waiting = w
+            self._waiting = w.div_(rest) if rest else w
         elif not self.broke_down and clean:
             self.basis.put(self.size, w, rest)
         else:
@@ -109,8 +110,9 @@ class Lanczos:
 
     def _next(self) -> Tensor:
         """A copy of the direction that comes next, in the working dtype."""
-        if self.size == self.basis.capacity:
-            return self._waiting
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            return waiting
         return self.basis[self.size].to(self.products.dtype, copy=True)
 
     def _give_up(self, direction: Tensor) -> None:
@@ -150,7 +152,7 @@ class Lanczos:
             self.outward.zero_()
             fresh = True
         elif fresh:
-            self._give_up(waiting.div_(norm(waiting)))
+            self._give_up(waiting)
         if fresh or not self._place(waiting, p):
             self._place_fresh(p)
         self.valid = True
@@ -163,14 +165,13 @@ class Lanczos:
         """
         column = torch.zeros(count, dtype=torch.float64)
         c, before = self.basis.sweep(w, count)
-        after, rest = before, float(c.norm())
-        for _ in range(5):
-            if rest <= self._orthogonal * after:
-                return column, before, after, after > 0
+        after, rest, rounds = before, float(c.norm()), 0
+        while rest > self._orthogonal * after and rounds < 5:
+            c = c.to(self.products.dtype).double()  # as it is subtracted
             column += c
             c, after = self.basis.sweep(w, count, subtract=c)
-            rest = float(c.norm())
-        return column, before, after, 0 < after and rest <= 0.5 * after
+            rest, rounds = float(c.norm()), rounds + 1
+        return column + c, before, after, 0 < after and rest <= 0.5 * after
 
     def _place(self, w: Tensor, j: int) -> bool:
         """Orthogonalise a vector, in place, normalise and store it; whether something was left of it."""

@@ -15,7 +15,7 @@ from curvlens.operators.footprint import Footprint, footprint
 
 logger = logging.getLogger("curvlens")
 
-COMFORT = 5
+COMFORT = 4
 """Basis vectors beside the wanted ones with which restarts cost few products."""
 FEWEST = 3
 """The same with which a search gets ahead at all."""

@@ -13,12 +13,16 @@ from curvlens.errors import CurvlensError, a_kind
 from curvlens.linalg.basis import Store
 from curvlens.linalg.needs import Needs
 from curvlens.linalg.products import Products, whole
+from curvlens.linalg.vectors import LONG
 from curvlens.results import Eigs
 
 Ends = Literal["largest", "smallest", "both", "magnitude"]
 
 ROOMY = 160
-"""Basis vectors where memory is no question: restarts cost products, vectors only a pass over memory each step."""
+"""Basis vectors where memory is no question: restarts cost products, vectors only a pass over memory each step.
+
+A tenth of it for vectors that are `LONG`: with 128 tokens a product takes the time of 50 such passes, and a restart with
+16 vectors costs few products."""
 SMALL = 1000
 """Up to this size the basis may span the whole space, which ends every search."""
 
@@ -75,7 +79,8 @@ def plan_search(
         raise CurvlensError(f"store_dtype={dtype}, expected a floating-point type, as torch.bfloat16.")
     count = min(2 * k if ends == "both" else k, n)
     needs = Needs.of(products, count, 2 if ends in ("both", "magnitude") else 1, dtype, store)
-    capacity = needs.capacity(memory, store, n if n <= SMALL else max(ROOMY, 3 * count))
+    roomy = n if n <= SMALL else ROOMY if n <= LONG else ROOMY // 10
+    capacity = needs.capacity(memory, store, max(roomy, 3 * count))
     if tol is None:
         lowest = max(products.eps, float(torch.finfo(dtype).eps))
         tol = 1e-8 if lowest < 1e-15 else 1e-5 if lowest < 1e-6 else 2e-2

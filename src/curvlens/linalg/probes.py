@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.vectors import norm
+from curvlens.linalg.vectors import LONG, norm
 
 SIGNS, SPHERE, FRESH = 0, 1, 2
 """Purposes, each with streams of its own."""
-LONG = 1 << 22
-"""Numbers beyond which the time to draw normal ones shows beside products."""
 PORTION = 1 << 20
 """Numbers drawn at a time; even, since two come from one draw of bits."""
 

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CACHED = 1 << 18
-"""Entries cast to float64 at a time on a CPU: 2 MiB, which stays in the cache between the cast and the sum."""
+LONG = 1 << 22
+"""Numbers beyond which passes over a vector show beside products."""
+CACHED = 1 << 19
+"""Entries at a time on a CPU: 4 MiB in float64, which stays in the cache between the cast and the sum."""
 LAUNCHED = 1 << 22
 """The same on other devices, where a slice costs kernel launches: 32 MiB."""
 
