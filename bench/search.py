@@ -1,6 +1,7 @@
 """The largest eigenvalue of a Hessian of many parameters: its time over that of its products, its announced memory.
 
-``python -m bench.search`` does it on a GPT; ``--model FOLDER`` on a causal language model of Hugging Face.
+``python -m bench.search`` does it on a GPT; ``--model FOLDER`` on a causal language model of Hugging Face, and
+``--freed`` measures memory: freed memory goes back to the system at once, which takes time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def measure(*, quick: bool, model: str | None = None, budget: str | None = None)
     problem.gradient()
     for p in network.parameters():
         p.grad = torch.zeros_like(p)
-    seconds = _time_products(cl.operators.Operator)
+    seconds = _time_products(Operator)
     gc.collect()
     before = peak_reset()
     engine_of(problem).prepare()  # graphs are built for the first product, and are no part of the search
@@ -94,13 +95,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.search", description=__doc__)
     parser.add_argument("--model", help="folder or name of a causal language model of Hugging Face; a GPT if not given")
     parser.add_argument("--memory", help="budget, as 6GB; what eigs chooses if not given")
+    parser.add_argument("--freed", action="store_true", help="measure memory, not time")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     threads = min(2, os.cpu_count() or 1)
     row = run(
         "bench.search",
         threads=threads,
-        environment=RETURN_FREED,
+        environment=RETURN_FREED if options.freed else None,
         quick=options.quick,
         model=options.model,
         budget=options.memory,

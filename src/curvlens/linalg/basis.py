@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.vectors import LONG, slices
+from curvlens.linalg.vectors import LONG, STREAMED, slices
 from curvlens.memory import available_bytes, parse_bytes, readable
 
 logger = logging.getLogger("curvlens")
@@ -93,7 +93,7 @@ class Basis:
     def _quick_sweep(self, w: Tensor, c: Tensor | None, total: Tensor) -> None:
         """The same where products are in float32; the norm is in float64 all the same."""
         count, short, space = len(total) - 1, None if c is None else c.to(w.dtype), torch.empty(0)
-        for part in slices(self.n, count + 1, w.device):
+        for part in slices(self.n, count + 1, w.device, STREAMED):
             some, rows = w[part], self.rows[:count, part]
             if short is not None:
                 some.addmv_(rows.T, short, alpha=-1)
@@ -124,6 +124,14 @@ class Basis:
         """Replace the first vectors by their combinations, the columns of S (count × p)."""
         count, p = S.shape
         St = S.T.to(self.rows.device, torch.float64)
+        if self.quick:
+            # Two numbers in float32 for one in float64, and no vector is cast: what is rounded is the sum alone.
+            coarse = St.float()
+            fine = (St - coarse.double()).float()
+            for part in slices(self.n, count + p, self.rows.device, STREAMED):
+                rows = self.rows[:count, part]
+                self.rows[:p, part] = (coarse @ rows).addmm_(fine, rows)
+            return
         for part, cast in self._portions(count):
             self.rows[:p, part] = St @ cast
 

@@ -43,6 +43,8 @@ class Lanczos:
         self._fresh = 0
         self._waiting: Tensor | None = None
         """The next vector, where the basis has no row for it."""
+        self._clean = False
+        """Whether it is orthogonal to the basis."""
         eps = max(products.eps, float(torch.finfo(basis.dtype).eps))
         self._tiny = 10 * eps
         # Coefficients in float32 leave a rounding error of themselves; 1e-6 is far below what T notices, √eps.
@@ -80,7 +82,7 @@ class Lanczos:
         self.outward = torch.zeros(j + 1, dtype=torch.float64)
         self.outward[j] = 0.0 if self.exhausted else rest
         if self.size == self.basis.capacity:
-            self._waiting = w.div_(rest) if rest else w
+            self._waiting, self._clean = w.div_(rest) if rest else w, clean
         elif not self.broke_down and clean:
             self.basis.put(self.size, w, rest)
         else:
@@ -135,7 +137,9 @@ class Lanczos:
         Columns that are Ritz vectors (``ritz``) do not miss the vectors that are dropped. Others may, by as much as their
         products point along directions that were given up: these are then left as they are, which counts it.
         """
-        p, waiting = S.shape[1], self._next()
+        # Orthogonal to all vectors, the one without a row is so to their combinations: in a lower dtype these are rounded.
+        p, ready = S.shape[1], self._waiting is not None and self._clean and self.basis.quick
+        waiting = self._next()
         if ritz:
             # What the vectors that are dropped have of a direction given up is settled in T: only the rest is missing.
             cleared = [self._clear(direction, along) for direction, along in self.given_up]
@@ -153,7 +157,9 @@ class Lanczos:
             fresh = True
         elif fresh:
             self._give_up(waiting)
-        if fresh or not self._place(waiting, p):
+        if not fresh and ready:
+            self.basis.put(p, waiting)
+        elif fresh or not self._place(waiting, p):
             self._place_fresh(p)
         self.valid = True
 

@@ -19,10 +19,10 @@ from curvlens.results import Eigs
 Ends = Literal["largest", "smallest", "both", "magnitude"]
 
 ROOMY = 160
-"""Basis vectors where memory is no question: restarts cost products, vectors only a pass over memory each step.
-
-A tenth of it for vectors that are `LONG`: with 128 tokens a product takes the time of 50 such passes, and a restart with
-16 vectors costs few products."""
+"""Basis vectors where memory is no question: restarts cost products, vectors only a pass over memory each step."""
+FEW = 8
+"""The same for vectors that are `LONG`: with 128 tokens a product takes the time of 40 such passes, and with 8 vectors
+restarts cost few products where one eigenvalue is asked for."""
 SMALL = 1000
 """Up to this size the basis may span the whole space, which ends every search."""
 
@@ -79,7 +79,7 @@ def plan_search(
         raise CurvlensError(f"store_dtype={dtype}, expected a floating-point type, as torch.bfloat16.")
     count = min(2 * k if ends == "both" else k, n)
     needs = Needs.of(products, count, 2 if ends in ("both", "magnitude") else 1, dtype, store)
-    roomy = n if n <= SMALL else ROOMY if n <= LONG else ROOMY // 10
+    roomy = n if n <= SMALL else ROOMY if n <= LONG else FEW
     capacity = needs.capacity(memory, store, max(roomy, 3 * count))
     if tol is None:
         lowest = max(products.eps, float(torch.finfo(dtype).eps))
