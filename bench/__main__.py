@@ -63,6 +63,7 @@ def sections(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[s
             way: child("long_context", way=way, environment=RETURN_FREED) for way in ("tiles", "math")
         },
         "announced": lambda: {b: child("announced", budget=b, environment=RETURN_FREED) for b in BUDGETS},
+        "search": lambda: {"time": child("search"), "memory": child("search", environment=RETURN_FREED)},
     }
 
 

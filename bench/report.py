@@ -67,7 +67,7 @@ def _targets(results: Results) -> Table:
     rows.append(
         _target("announced against real memory, relative", worst, f"≤ {MEMORY_TARGET:g}", MEMORY_TARGET, below=True)
     )
-    more = (report_attention, report_attribution, report_sdpa)
+    more = (report_spectra, report_attention, report_attribution, report_sdpa)
     for name, value, limit, below in (row for report in more for row in report.targets(results)):
         rows.append(_target(name, value, f"{'≤' if below else '≥'} {limit:g}", limit, below=below))
     return Table("Targets", ["What (cost in gradients)", "Measured", "Target", "Result"], rows)

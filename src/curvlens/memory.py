@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sys
@@ -29,15 +30,53 @@ def parse_bytes(size: int | float | str) -> int:
 
 
 def available_bytes(device: torch.device) -> int:
-    """What can still be allocated on the device."""
+    """What can still be allocated on the device, by torch too; `give_back` first, for what the C library keeps."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
-        if found:
-            return int(found[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    found = re.search(r"MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")))
+    free = int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(free, *cgroup_rooms(Path("/sys/fs/cgroup"), _text(Path("/proc/self/cgroup"))), sys.maxsize)
+
+
+def give_back() -> None:
+    """Return freed memory, which the C library keeps for later, to the system."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def cgroup_rooms(root: Path, membership: str) -> list[int]:
+    """What is left to this process by each limit of a container or a batch system, in bytes.
+
+    ``membership`` is the text of ``/proc/self/cgroup``. Limits of all groups above it count. Inside a container these
+    paths may be those of the host; its own group is then the root.
+    """
+    rooms = []
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            base, limit, used, cached = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+        elif not controllers:
+            base, limit, used, cached = root, "memory.max", "memory.current", ""
+        else:
+            continue
+        inside = Path(path.lstrip("/"))
+        for folder in {base, *(base / group for group in (inside, *inside.parents))}:
+            bound, usage = _text(folder / limit).strip(), _text(folder / used).strip()
+            if bound.isdigit() and usage.isdigit():
+                # Pages of files that nobody has open for writing are given up as soon as memory is asked for.
+                files = re.search(rf"^{cached}inactive_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+                rooms.append(max(int(bound) - int(usage) + (int(files[1]) if files else 0), 0))
+    return rooms
+
+
+def _text(path: Path) -> str:
+    """What a file says; nothing, if it is not there or not for us."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def readable(size: float) -> str:

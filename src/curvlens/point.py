@@ -29,6 +29,11 @@ class Point:
         same = self._signature == self._sign(model, tensors, device)
         return same and all(map(same_bits, tensors, self._copies))
 
+    @property
+    def bytes(self) -> int:
+        """What the copies hold."""
+        return sum(x.nbytes for x in self._copies)
+
 
 def _place(x: Tensor) -> tuple[Any, ...]:
     """Which tensor it is, and how often it was written into: a graph that saved it is lost even if no bit changed."""

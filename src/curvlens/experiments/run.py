@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +16,7 @@ from curvlens.experiments.experiment import Effort, Experiment
 from curvlens.experiments.lifeline import end_with
 from curvlens.experiments.records import Config, Record, rounded
 from curvlens.experiments.store import Store
+from curvlens.memory import give_back
 
 Progress = Callable[[int, int, str], None]
 """(points done, points in all, what was measured last)."""
@@ -102,15 +101,8 @@ def _point(
     except Exception as error:  # of one point; the others go on
         return Outcome(None, f"{name} {config}: {type(error).__name__}: {error}")
     finally:
-        _give_back()
+        give_back()  # loky takes what the C library keeps for a leak, and starts a new process
     return Outcome(Record(name, revision, config, result, time.perf_counter() - start))
-
-
-def _give_back() -> None:
-    """Return freed memory to the system: loky takes what the C library keeps for a leak, and starts a new process."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def measured(experiment: Experiment, effort: Effort, store: Store) -> list[Record]:

@@ -6,6 +6,7 @@ Arithmetic is float64, on slices of bounded size, whatever the vectors are store
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -16,12 +17,10 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
+from curvlens.linalg.vectors import LONG, STREAMED, slices
 from curvlens.memory import available_bytes, parse_bytes, readable
 
 logger = logging.getLogger("curvlens")
-
-SLICE = 1 << 21
-"""Entries of a slice: 16 MiB in float64."""
 
 Store = str | os.PathLike[str]
 
@@ -58,44 +57,102 @@ class Basis:
     def __getitem__(self, j: int) -> Tensor:
         return self.rows[j].to(self.device)
 
-    def put(self, j: int, v: Tensor) -> None:
-        """Store a vector."""
-        self.rows[j] = v.to(self.rows)
+    def put(self, j: int, v: Tensor, length: float = 1.0) -> None:
+        """Store a vector, divided by its length."""
+        if v.device == self.rows.device and v.dtype == self.rows.dtype:
+            torch.div(v, length, out=self.rows[j])
+        else:
+            for part in slices(self.n, 1, v.device):
+                self.rows[j, part] = (v[part] / length).to(self.rows)
 
-    def _slices(self, rows: int) -> Iterator[slice]:
-        width = max(SLICE // max(rows, 1), 1024)
-        for start in range(0, self.n, width):
-            yield slice(start, start + width)
+    def sweep(self, w: Tensor, count: int, subtract: Tensor | None = None) -> tuple[Tensor, float]:
+        """⟨v_i, w⟩ of the first ``count`` vectors, and ‖w‖, in one pass over memory.
+
+        With coefficients to ``subtract``, w −= Σ c_i v_i comes first, in place: what is left is measured as stored.
+        Long float32 vectors are multiplied in float32, slice by slice, which takes half the time. Coefficients then have
+        relative errors of float32, but those that are measured after a subtraction are small, and their sum with those
+        that were subtracted is as good as in float64.
+        """
+        home = self.rows.device
+        total = torch.zeros(count + 1, dtype=torch.float64, device=home)
+        c = None if subtract is None or not count else subtract.to(home, torch.float64)
+        if self.quick and w.dtype == self.rows.dtype and w.device == home:
+            self._quick_sweep(w, c, total)
+        else:
+            for part, cast in self._portions(count, 1):
+                row = cast[count]
+                row.copy_(w[part])
+                if c is not None:
+                    row.addmv_(cast[:count].T, c, alpha=-1)
+                    w[part] = row
+                    row.copy_(w[part])
+                total += cast @ row
+        sums = total.cpu()
+        return sums[:count], math.sqrt(float(sums[count]))
+
+    def _quick_sweep(self, w: Tensor, c: Tensor | None, total: Tensor) -> None:
+        """The same where products are in float32; the norm is in float64 all the same."""
+        count, short, space = len(total) - 1, None if c is None else c.to(w.dtype), torch.empty(0)
+        for part in slices(self.n, count + 1, w.device, STREAMED):
+            some, rows = w[part], self.rows[:count, part]
+            if short is not None:
+                some.addmv_(rows.T, short, alpha=-1)
+            total[:count] += rows @ some
+            space = space if len(space) == len(some) else torch.empty_like(some, dtype=torch.float64)
+            space.copy_(some)
+            total[count] += space @ space
+
+    @property
+    def quick(self) -> bool:
+        """Whether vectors are so long, and so coarse, that products in float32 are worth it."""
+        return self.n > LONG and self.rows.dtype == torch.float32
 
     def dots(self, count: int, w: Tensor) -> Tensor:
         """⟨v_i, w⟩ of the first ``count`` vectors, in float64 on the CPU."""
         total = torch.zeros(count, dtype=torch.float64, device=self.rows.device)
-        for part in self._slices(count):
-            total += self.rows[:count, part].double() @ w[part].to(self.rows.device).double()
+        for part, cast in self._portions(count):
+            total += cast @ w[part].to(self.rows.device).double()
         return total.cpu()
 
     def subtract(self, coefficients: Tensor, w: Tensor) -> None:
         """w −= Σ c_i v_i, in place."""
-        count = len(coefficients)
         c = coefficients.to(self.rows.device, torch.float64)
-        for part in self._slices(count):
-            w[part] -= (c @ self.rows[:count, part].double()).to(w)
+        for part, cast in self._portions(len(c)):
+            w[part] -= (c @ cast).to(w)
 
     def rotate(self, S: Tensor) -> None:
         """Replace the first vectors by their combinations, the columns of S (count × p)."""
         count, p = S.shape
         St = S.T.to(self.rows.device, torch.float64)
-        for part in self._slices(count + p):
-            self.rows[:p, part] = (St @ self.rows[:count, part].double()).to(self.rows.dtype)
+        if self.quick:
+            # Two numbers in float32 for one in float64, and no vector is cast: what is rounded is the sum alone.
+            coarse = St.float()
+            fine = (St - coarse.double()).float()
+            for part in slices(self.n, count + p, self.rows.device, STREAMED):
+                rows = self.rows[:count, part]
+                self.rows[:p, part] = (coarse @ rows).addmm_(fine, rows)
+            return
+        for part, cast in self._portions(count):
+            self.rows[:p, part] = St @ cast
 
     def combine(self, S: Tensor, dtype: torch.dtype) -> Basis:
         """The combinations as vectors of their own, on the device."""
         count, p = S.shape
         result = Basis(p, self.n, dtype=dtype, device=self.device, store="device")
         St = S.T.to(self.rows.device, torch.float64)
-        for part in self._slices(count + p):
-            result.rows[:, part] = (St @ self.rows[:count, part].double()).to(result.rows)
+        for part, cast in self._portions(count):
+            result.rows[:, part] = (St @ cast).to(result.rows.device)
         return result
+
+    def _portions(self, count: int, more: int = 0) -> Iterator[tuple[slice, Tensor]]:
+        """Slices of the first vectors in float64, in the same memory each time, with ``more`` rows of room."""
+        home, space = self.rows.device, torch.empty(0)
+        for part in slices(self.n, count + more, home):
+            width = part.stop - part.start
+            if space.shape != (count + more, width):
+                space = torch.empty(count + more, width, dtype=torch.float64, device=home)
+            space[:count] = self.rows[:count, part]
+            yield part, space
 
 
 def _in_file(folder: Path, capacity: int, n: int, dtype: torch.dtype, size: int) -> Tensor:

@@ -19,12 +19,15 @@ from curvlens.linalg.basis import Basis, Store
 from curvlens.linalg.lanczos import Lanczos
 from curvlens.linalg.plan import Ends, Plan, plan_search, start_vector
 from curvlens.linalg.products import Products, Progress, warn
+from curvlens.linalg.vectors import distance
 from curvlens.results import Eigs
 from curvlens.surroundings import as_found
 
 SHORTEST, CLEAR, PATIENCE = 8, 0.05, 40
 """When a chain has shown that nothing is hidden: after 8 steps, if its end is clear of the wanted values, its residual
 being 1/20 of the distance; otherwise after as many steps as the search before it, 40 at least."""
+ROOM = 2 * SHORTEST
+"""Vectors that a chain has for itself, where there are so many."""
 
 
 @as_found
@@ -84,14 +87,16 @@ class _Search:
         self.chain: int | None = None
         """Where in the basis the chain of the last injected direction begins."""
         self.chain_start = 0
+        self.mixed = False
+        """Whether a direction that was given up before the chain has been taken up in it: they cannot be parted then."""
 
     def run(self) -> str:
         """Grow the basis until the wanted values are there; how it ended."""
-        plan, lanczos = self.plan, self.lanczos
+        plan, lanczos, products = self.plan, self.lanczos, self.products
         look = min(plan.count + 2, plan.capacity)
         while True:
             # Each vector that is returned takes one more product.
-            if self.products.count >= max(plan.max_products - plan.count, 1):
+            if products.count >= max(plan.max_products - plan.count, 1):
                 return f"stopped at max_products={plan.max_products}"
             lanczos.step()
             full = lanczos.size == plan.capacity
@@ -109,15 +114,22 @@ class _Search:
             ahead = (lanczos.outward @ S[:, pick]).abs()
             blocked = not there and bool(lanczos.given_up) and float(residuals[pick].max()) > 2 * float(ahead.max())
             begin_chain = there and self.check_copies and (self.chain is None or not self._same(theta[pick]))
-            if full:
-                self._restart(theta, S, fresh=begin_chain)
-            elif begin_chain:
+            narrow = plan.capacity < products.n and plan.capacity - lanczos.size < ROOM
+            if begin_chain and not (full or narrow):
                 lanczos.inject()
+            elif begin_chain:
+                self._restart(S, theta, at_most=max(plan.capacity - ROOM, plan.count), fresh=True)
+            elif full and self.chain is not None and not self.mixed and self._same(theta[pick]):
+                self._restart_chain(self.chain)
+            elif full:
+                self._restart(S, theta)
+                self.chain = None
             if blocked:
-                wanted = S[:, pick] if not full else torch.eye(lanczos.size, dtype=torch.float64)
-                lanczos.resume(wanted)
+                lanczos.resume(S[:, pick] if not full else torch.eye(lanczos.size, dtype=torch.float64))
+                self.mixed = True
             if begin_chain:
-                self.chain, self.chain_start, self.before = lanczos.size, self.products.count, theta[pick]
+                self.mixed = False
+                self.chain, self.chain_start, self.before = lanczos.size, products.count, theta[pick]
             look = lanczos.size + (4 if self.chain is not None else max(1, lanczos.size // 10))
 
     def _nothing_hidden(self, wanted: Tensor) -> bool:
@@ -128,11 +140,10 @@ class _Search:
         # As long as the search before it, a chain had the chance that this had, however slowly its end converges.
         if spent >= max(PATIENCE, self.chain_start):
             return True
-        chain = self.lanczos.T[self.chain : self.lanczos.size, self.chain : self.lanczos.size]
-        if len(chain) < SHORTEST:
-            return self.lanczos.broke_down and len(chain) > 0
-        theta, S = torch.linalg.eigh(chain)
-        reach = self.lanczos.coupling * S[-1].abs()
+        if spent < SHORTEST:
+            return self.lanczos.broke_down and spent > 0
+        theta, S = self._ritz_of_chain(self.chain)
+        reach = (self.lanczos.outward[self.chain :] @ S).abs()
         if self.plan.ends == "magnitude":
             last = int(theta.abs().argmax())
             return bool(reach[last] <= CLEAR * (wanted.abs().min() - theta[last].abs()))
@@ -145,13 +156,26 @@ class _Search:
         """Whether the chain has brought nothing new; otherwise another one has to be sent."""
         return bool(((wanted - self.before).abs() <= 2 * self.plan.tol * self.scale).all())
 
-    def _restart(self, theta: Tensor, S: Tensor, *, fresh: bool) -> None:
+    def _ritz_of_chain(self, chain: int) -> tuple[Tensor, Tensor]:
+        """Ritz values and vectors of the chain alone: what was known before it is not in them."""
+        size = self.lanczos.size
+        theta, S = torch.linalg.eigh(self.lanczos.T[chain:size, chain:size])
+        return theta, S
+
+    def _restart(self, S: Tensor, theta: Tensor, *, at_most: int | None = None, fresh: bool = False) -> None:
         """Keep the wanted and some beyond them: what lies next converges the slower the less of it is kept."""
-        room = self.plan.capacity - self.plan.count
-        keep = self.plan.wanted(theta, min(self.plan.count + max(room // 2, 1), self.plan.capacity - 3))
-        self.lanczos.restart(theta[keep], S[:, keep], fresh=fresh)
-        if self.chain is not None:
-            self.chain = self.lanczos.size
+        plan = self.plan
+        beyond = max((plan.capacity - plan.count) // 2, 1)
+        keep = min(plan.count + beyond, plan.capacity - 3, self.lanczos.size if at_most is None else at_most)
+        self.lanczos.restart(S[:, plan.wanted(theta, keep)], fresh=fresh)
+
+    def _restart_chain(self, chain: int) -> None:
+        """Keep what was there before the chain, and the half of the chain that lies nearest to the wanted values."""
+        theta, R = self._ritz_of_chain(chain)
+        room = self.plan.capacity - chain
+        R = R[:, self.plan.wanted(theta, min(max(room // 2, 2), room - 1))]
+        S = torch.block_diag(torch.eye(chain, dtype=torch.float64), R)
+        self.lanczos.restart(S, ritz=False)
 
     def result(self, why: str, *, explicit: bool) -> Eigs:
         """Vectors, values, residuals: from a product with each vector, unless there was no time for it."""
@@ -168,7 +192,8 @@ class _Search:
             except KeyboardInterrupt:
                 why = f"interrupted after {products.count} products"
         order = values.argsort()
-        values, residuals, vectors = values[order], residuals[order], X.rows[order.to(X.rows.device)].T
+        values, residuals = values[order], residuals[order]
+        vectors = (X.rows if len(order) == 1 else X.rows[order.to(X.rows.device)]).T
         scale = max(self.scale, float(values.abs().max()))
         converged = residuals <= plan.tol * scale
         missing = plan.count - len(values)
@@ -200,15 +225,18 @@ class _Search:
 def _polish(X: Basis, products: Products) -> tuple[Tensor, Tensor]:
     """Orthonormalise, multiply each vector, take the best combinations: values and residuals; X changes in place."""
     count = X.capacity
+    one = torch.eye(count, dtype=torch.float64)
     for _ in range(2):
-        scales, R = torch.linalg.eigh(torch.stack([X.dots(count, X[i]) for i in range(count)]))
-        X.rotate(R / scales.clamp(min=1e-300).sqrt())
+        gram = torch.stack([X.dots(count, X[i]) for i in range(count)])
+        if float((gram - one).abs().max()) > torch.finfo(torch.float64).eps:
+            scales, R = torch.linalg.eigh(gram)
+            X.rotate(R / scales.clamp(min=1e-300).sqrt())
     W = Basis(count, X.n, dtype=X.dtype, device=X.device, store="device")
     for i in range(count):
         W.put(i, products(X[i]))
     M = torch.stack([X.dots(count, W[i]) for i in range(count)])
     values, R = torch.linalg.eigh((M + M.T) / 2)
-    X.rotate(R)
-    W.rotate(R)
-    residuals = [(W[i].double() - v * X[i].double()).norm().cpu() for i, v in enumerate(values)]
-    return values, torch.stack(residuals)
+    if count > 1:
+        X.rotate(R)
+        W.rotate(R)
+    return values, torch.tensor([distance(W[i], float(v), X[i]) for i, v in enumerate(values)], dtype=torch.float64)

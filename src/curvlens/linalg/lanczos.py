@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from curvlens.linalg.basis import Basis
-from curvlens.linalg.probes import FRESH, Probes
+from curvlens.linalg.probes import Probes
 from curvlens.linalg.products import Products
 
 
@@ -41,9 +41,14 @@ class Lanczos:
         self.valid = True
         """False while vectors and T are being changed together."""
         self._fresh = 0
-        self._waiting: Tensor
+        self._waiting: Tensor | None = None
+        """The next vector, where the basis has no row for it."""
+        self._clean = False
+        """Whether it is orthogonal to the basis."""
         eps = max(products.eps, float(torch.finfo(basis.dtype).eps))
         self._tiny = 10 * eps
+        # Coefficients in float32 leave a rounding error of themselves; 1e-6 is far below what T notices, √eps.
+        self._orthogonal = (8 if basis.quick else 1) * float(torch.finfo(products.dtype).eps)
         if start is None or not self._place(start.to(products.dtype), 0):
             self._place_fresh(0)
 
@@ -69,46 +74,53 @@ class Lanczos:
         w = self.products(v)
         if self._watch is not None:
             self._watch(v, w)
-        column = torch.zeros(j + 1, dtype=torch.float64)
-        self.norm = max(self.norm, float(w.double().norm()))
-        rest = self._orthogonalise(w, column)
+        column, size, rest, clean = self._orthogonalise(w, j + 1)
+        self.norm = max(self.norm, size)
         self.valid = False
         self.T[: j + 1, j] = self.T[j, : j + 1] = column
         self.size = j + 1
         self.outward = torch.zeros(j + 1, dtype=torch.float64)
         self.outward[j] = 0.0 if self.exhausted else rest
         if self.size == self.basis.capacity:
-            self._waiting = w
-        elif self.broke_down or not self._place(w, self.size):
+            self._waiting, self._clean = w.div_(rest) if rest else w, clean
+        elif not self.broke_down and clean:
+            self.basis.put(self.size, w, rest)
+        else:
             self.outward.zero_()
             self._place_fresh(self.size)
         self.valid = True
 
     def inject(self) -> None:
         """Give up the direction that would come next for a random one, orthogonal to all: it finds what is repeated."""
-        self._give_up(self.basis[self.size])
+        self._give_up(self._next())
         self._place_fresh(self.size)
 
     def resume(self, S: Tensor) -> None:
         """Take up the direction that was given up and that the vectors V S miss most."""
         missing = [float((along @ S[: len(along)]).norm()) for _, along in self.given_up]
         direction, along = self._clear(*self.given_up.pop(missing.index(max(missing))))
-        self._give_up(self.basis[self.size])
+        self._give_up(self._next())
         if direction is not None and self._place(direction, self.size):
             self.outward[: len(along)] = along
         else:  # the basis has it by now
             self._place_fresh(self.size)
 
     def _clear(self, direction: Tensor, along: Tensor) -> tuple[Tensor | None, Tensor]:
-        """A direction with the basis taken out, of length 1; None if nothing is left."""
-        w = direction.to(self.products.dtype, copy=True)
-        left = self._orthogonalise(w, torch.zeros(self.size, dtype=torch.float64))
-        return (w / left, along * left) if left > self._tiny else (None, along)
+        """A direction with the basis taken out in place, of length 1; None if nothing is left."""
+        _, _, left, _ = self._orthogonalise(direction, self.size)
+        return (direction.div_(left), along * left) if left > self._tiny else (None, along)
+
+    def _next(self) -> Tensor:
+        """A copy of the direction that comes next, in the working dtype."""
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            return waiting
+        return self.basis[self.size].to(self.products.dtype, copy=True)
 
     def _give_up(self, direction: Tensor) -> None:
         """Remember the direction that was to come next, and which products point along it."""
         if not self.broke_down:
-            self.given_up.append((direction.clone(), self.outward))
+            self.given_up.append((direction, self.outward))
         self.outward = torch.zeros(self.size, dtype=torch.float64)
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,63 +131,65 @@ class Lanczos:
             squares = squares + (along @ S[: len(along)]).square()
         return theta, S, squares.sqrt()
 
-    def restart(self, theta: Tensor, S: Tensor, *, fresh: bool = False) -> None:
-        """Keep some Ritz vectors, the columns of S, and the direction that comes next (or a ``fresh`` one)."""
-        p = S.shape[1]
-        waiting = self._waiting if self.size == self.basis.capacity else self.basis[self.size].clone()
-        # What the vectors that are dropped have of a direction given up is settled in T: only the rest is missing.
-        cleared = [self._clear(direction, along) for direction, along in self.given_up]
+    def restart(self, S: Tensor, *, fresh: bool = False, ritz: bool = True) -> None:
+        """Keep V S, for orthonormal columns S, and the direction that comes next (or a ``fresh`` one).
+
+        Columns that are Ritz vectors (``ritz``) do not miss the vectors that are dropped. Others may, by as much as their
+        products point along directions that were given up: these are then left as they are, which counts it.
+        """
+        # Orthogonal to all vectors, the one without a row is so to their combinations: in a lower dtype these are rounded.
+        p, ready = S.shape[1], self._waiting is not None and self._clean and self.basis.quick
+        waiting = self._next()
+        if ritz:
+            # What the vectors that are dropped have of a direction given up is settled in T: only the rest is missing.
+            cleared = [self._clear(direction, along) for direction, along in self.given_up]
+            self.given_up = [(direction, along) for direction, along in cleared if direction is not None]
         self.valid = False
         self.basis.rotate(S)
+        kept = S.T @ self.T[: self.size, : self.size] @ S
         self.T.zero_()
-        self.T[range(p), range(p)] = theta
-        self.given_up = [(direction, along @ S[: len(along)]) for direction, along in cleared if direction is not None]
+        self.T[:p, :p] = (kept + kept.T) / 2
+        self.given_up = [(direction, along @ S[: len(along)]) for direction, along in self.given_up]
         self.outward = self.outward @ S
         self.size = p
         if self.broke_down:
             self.outward.zero_()
             fresh = True
         elif fresh:
-            self._give_up(waiting / float(waiting.double().norm()))
-        if fresh or not self._place(waiting, p):
+            self._give_up(waiting)
+        if not fresh and ready:
+            self.basis.put(p, waiting)
+        elif fresh or not self._place(waiting, p):
             self._place_fresh(p)
         self.valid = True
 
-    def _orthogonalise(self, w: Tensor, column: Tensor) -> float:
-        """Take the basis out of w, in place, until nothing of it is left; the norm that remains."""
-        before = float(w.double().norm())
-        for _ in range(4):
-            c = self.basis.dots(len(column), w)
-            self.basis.subtract(c, w)
+    def _orthogonalise(self, w: Tensor, count: int) -> tuple[Tensor, float, float, bool]:
+        """Take the basis out of w, in place: what was in w of it, ‖w‖ before and after, and whether nothing is left.
+
+        A pass that subtracts also measures what it left. So a second one is made where cancellation asks for it, and
+        not otherwise.
+        """
+        column = torch.zeros(count, dtype=torch.float64)
+        c, before = self.basis.sweep(w, count)
+        after, rest, rounds = before, float(c.norm()), 0
+        while rest > self._orthogonal * after and rounds < 5:
+            c = c.to(self.products.dtype).double()  # as it is subtracted
             column += c
-            after = float(w.double().norm())
-            if after > 0.5 * before:
-                break
-            before = after
-        return after
+            c, after = self.basis.sweep(w, count, subtract=c)
+            rest, rounds = float(c.norm()), rounds + 1
+        return column + c, before, after, 0 < after and rest <= 0.5 * after
 
     def _place(self, w: Tensor, j: int) -> bool:
-        """Normalise a vector and orthogonalise it once more; whether something was left of it."""
-        size = float(w.double().norm())
-        if not size > 0:
+        """Orthogonalise a vector, in place, normalise and store it; whether something was left of it."""
+        _, before, after, clean = self._orthogonalise(w, j)
+        if not clean or after <= self._tiny * before:
             return False
-        w = w / size
-        if j:
-            # What is left after dividing by a small number may point back into the basis.
-            if self._orthogonalise(w, torch.zeros(j, dtype=torch.float64)) < 0.5:
-                return False
-            w = w / float(w.double().norm())
-        self.basis.put(j, w)
+        self.basis.put(j, w, after)
         return True
 
     def _place_fresh(self, j: int) -> None:
-        while not self._place(self._random(j), j):
-            pass
-
-    def _random(self, j: int) -> Tensor:
-        """A random direction orthogonal to the basis, of length 1."""
-        w = self.probes.direction(self._fresh, FRESH)
-        self._fresh += 1
-        if j:
-            self._orthogonalise(w, torch.zeros(j, dtype=torch.float64))
-        return w / float(w.double().norm())
+        """Store a random direction orthogonal to the basis."""
+        placed = False
+        while not placed:
+            placed = self._place(self.probes.fresh(self._fresh), j)
+            self._fresh += 1

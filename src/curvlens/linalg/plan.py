@@ -10,15 +10,19 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError, a_kind
-from curvlens.linalg.basis import Store, budget
+from curvlens.linalg.basis import Store
+from curvlens.linalg.needs import Needs
 from curvlens.linalg.products import Products, whole
-from curvlens.memory import readable
+from curvlens.linalg.vectors import LONG
 from curvlens.results import Eigs
 
 Ends = Literal["largest", "smallest", "both", "magnitude"]
 
 ROOMY = 160
 """Basis vectors where memory is no question: restarts cost products, vectors only a pass over memory each step."""
+FEW = 8
+"""The same for vectors that are `LONG`: with 128 tokens a product takes the time of 40 such passes, and with 8 vectors
+restarts cost few products where one eigenvalue is asked for."""
 SMALL = 1000
 """Up to this size the basis may span the whole space, which ends every search."""
 
@@ -74,24 +78,15 @@ def plan_search(
     if not dtype.is_floating_point:
         raise CurvlensError(f"store_dtype={dtype}, expected a floating-point type, as torch.bfloat16.")
     count = min(2 * k if ends == "both" else k, n)
-    vector = n * dtype.itemsize
-    # The vectors that come back, and four in work, in the working dtype.
-    fixed = (count + 4) * n * products.dtype.itemsize
-    allowed = budget(memory, store, products.device)
-    roomy = n if n <= SMALL else max(ROOMY, 3 * count)
-    capacity = min(n, roomy, (allowed - fixed) // vector)
-    least = min(n, count + 8)
-    if capacity < least:
-        raise CurvlensError(
-            f"{count} eigenvectors of {n} numbers need {readable(fixed + least * vector)} at least, "
-            f"{readable(allowed)} are allowed. Raise memory=, keep the basis in a file with store='some/folder', or in "
-            "store_dtype=torch.bfloat16."
-        )
+    needs = Needs.of(products, count, 2 if ends in ("both", "magnitude") else 1, dtype, store)
+    roomy = n if n <= SMALL else ROOMY if n <= LONG else FEW
+    capacity = needs.capacity(memory, store, max(roomy, 3 * count))
     if tol is None:
         lowest = max(products.eps, float(torch.finfo(dtype).eps))
         tol = 1e-8 if lowest < 1e-15 else 1e-5 if lowest < 1e-6 else 2e-2
     limit = max(1000, 10 * capacity) if max_products is None else max_products
-    return Plan(k, ends, count, tol, limit, capacity, dtype, fixed + capacity * vector)
+    needs.announce(capacity)
+    return Plan(k, ends, count, tol, limit, capacity, dtype, needs.total(capacity))
 
 
 def start_vector(start: Tensor | np.ndarray | Eigs | None, products: Products) -> Tensor | None:

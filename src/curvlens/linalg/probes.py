@@ -6,14 +6,19 @@ float64 (signs are exact in every dtype) and then cast.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
+from curvlens.linalg.vectors import LONG, norm
 
 SIGNS, SPHERE, FRESH = 0, 1, 2
 """Purposes, each with streams of its own."""
+PORTION = 1 << 20
+"""Numbers drawn at a time; even, since two come from one draw of bits."""
 
 
 class Probes:
@@ -36,5 +41,24 @@ class Probes:
 
     def direction(self, index: int, purpose: int = SPHERE) -> Tensor:
         """Uniform on the unit sphere."""
-        v = torch.from_numpy(self._stream(purpose, index).standard_normal(self.n))
-        return v.div_(v.norm()).to(device=self.device, dtype=self.dtype)
+        stream = self._stream(purpose, index)
+        return self._filled(lambda size: torch.from_numpy(stream.standard_normal(size)))
+
+    def fresh(self, index: int) -> Tensor:
+        """A unit vector to begin a search with.
+
+        Up to 4 million numbers it is uniform on the sphere. Beyond, its entries are uniform in an interval, which takes
+        a quarter of the time (30 million: 0.13 s, not 0.45 s). These are of 2³² kinds, so that no eigenvector is missed.
+        """
+        if self.n <= LONG:
+            return self.direction(index, FRESH)
+        bits = self._stream(FRESH, index).bit_generator
+        return self._filled(lambda size: torch.from_numpy(bits.random_raw((size + 1) // 2).view(np.int32)[:size]))
+
+    def _filled(self, draw: Callable[[int], Tensor]) -> Tensor:
+        """A unit vector whose entries are drawn one portion after the other: never all of them in float64."""
+        result = torch.empty(self.n, dtype=self.dtype if self.n > PORTION else torch.float64)
+        for start in range(0, self.n, PORTION):
+            size = min(PORTION, self.n - start)
+            result[start : start + size] = draw(size)
+        return result.div_(norm(result)).to(device=self.device, dtype=self.dtype)

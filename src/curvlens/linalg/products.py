@@ -17,6 +17,7 @@ from torch import Tensor
 
 from curvlens.errors import CurvlensError, CurvlensWarning, a_kind
 from curvlens.linalg.probes import Probes
+from curvlens.linalg.vectors import dot, norm
 from curvlens.operators import Operator, as_operator
 
 Progress = Callable[[int, int | None], None]
@@ -40,6 +41,7 @@ class Products:
         self.n = self.operator.shape[0]
         self.dtype = torch.float64 if self.operator.dtype == torch.float64 else torch.float32
         self.device = self.operator.device
+        self._ours = type(self.operator).__module__.split(".")[0] == "curvlens"
         self.count = 0
         self.total: int | None = None
         self.progress = progress
@@ -59,17 +61,18 @@ class Products:
 
     def __call__(self, v: Tensor) -> Tensor:
         """One product, checked."""
-        # Copies in and out: an operator may write to its argument, or return a buffer that it uses again.
-        given = v.to(self.operator.dtype, copy=True)
+        # Copies in and out: an operator may write to its argument, or return a buffer that it uses again. Ours do not;
+        # foreign ones that ours are made of are copied for by `Wrapped`.
+        given = v.to(self.operator.dtype, copy=not self._ours)
         result = self.operator.apply(given)
         if not isinstance(result, Tensor) or result.shape != v.shape:
             shape = tuple(result.shape) if isinstance(result, Tensor) else a_kind(result)
             raise CurvlensError(f"A product of {self.operator!r} with a vector of {self.n} gave {shape}.")
         result = result.detach()
-        self._check_finite(result)
-        self._check_size(result)
+        self._check_entries(result)
         self.tick()
-        return result.to(device=self.device, dtype=self.dtype, copy=True)
+        copy = not self._ours or result.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+        return result.to(device=self.device, dtype=self.dtype, copy=copy)
 
     def columns(self) -> Iterator[Tensor]:
         """A e_i for every i: the matrix, column by column."""
@@ -85,35 +88,35 @@ class Products:
         if self.progress is not None:
             self.progress(self.count, self.total)
 
-    def _check_finite(self, result: Tensor) -> None:
-        finite = torch.isfinite(result)
-        if bool(finite.all()):
-            return
-        bad = (~finite).nonzero()[:, 0]
-        first = int(bad[0])
-        name = next((k for k, part in self.operator.rows.slices.items() if part.start <= first < part.stop), "?")
-        raise CurvlensError(
-            f"Product {self.count + 1} of {self.operator!r} has {len(bad)} entries that are NaN or infinite, the first "
-            f"at {first} (in {name!r}). Look at loss and parameters there; in half precision use model.float()."
-        )
-
-    def _check_size(self, result: Tensor) -> None:
-        """Squares of what is far from 1 are 0 or infinite, and so would be norms and errors."""
-        size = float(result.abs().max())
+    def _check_entries(self, result: Tensor) -> None:
+        """All finite, and of a size whose squares are neither 0 nor infinite, as norms and errors would be then."""
+        low, high = (float(x) for x in torch.aminmax(result))
+        size = max(abs(low), abs(high))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise self._not_finite(result)
         if size > LARGEST or (self.count == 0 and 0 < size < 1 / LARGEST):
             raise CurvlensError(
                 f"Product {self.count + 1} of {self.operator!r} has entries of size {size:.0e}: their squares leave "
                 f"the range of float64. Scale the operator, as in {1 / size:.0e} * H, and the results back."
             )
 
+    def _not_finite(self, result: Tensor) -> CurvlensError:
+        bad = (~torch.isfinite(result)).nonzero()[:, 0]
+        first = int(bad[0])
+        name = next((k for k, part in self.operator.rows.slices.items() if part.start <= first < part.stop), "?")
+        return CurvlensError(
+            f"Product {self.count + 1} of {self.operator!r} has {len(bad)} entries that are NaN or infinite, the first "
+            f"at {first} (in {name!r}). Look at loss and parameters there; in half precision use model.float()."
+        )
+
     def _check_symmetry(self, seed: int) -> None:
         """⟨u, A v⟩ = ⟨v, A u⟩ for two random directions; two products."""
         probes = self.probes(seed)
         u, v = probes.direction(0), probes.direction(1)
         Au, Av = self(u), self(v)
-        one, other = float(u.double() @ Av.double()), float(v.double() @ Au.double())
+        one, other = dot(u, Av), dot(v, Au)
         # For random unit vectors a bilinear form is of the size ‖A v‖/√n, and so is its rounding error, times eps.
-        size = (float(Au.double().norm()) + float(Av.double().norm())) / self.n**0.5
+        size = (norm(Au) + norm(Av)) / self.n**0.5
         off = abs(one - other)
         if off <= _asymmetry(self.eps, self.n) * size:
             return

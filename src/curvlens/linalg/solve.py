@@ -15,6 +15,7 @@ from torch import Tensor
 
 from curvlens.errors import CurvlensError
 from curvlens.linalg.products import Products, Progress, warn, whole
+from curvlens.linalg.vectors import dot, norm
 from curvlens.results import Solution
 from curvlens.results.solution import Status
 from curvlens.surroundings import as_found
@@ -76,16 +77,16 @@ def solve(
     # Of size 1, whatever its units: squares of tiny numbers are 0.
     unit = float(rhs.abs().max()) or 1.0
     rhs, x = rhs / unit, x / unit
-    size, why, history = _norm(rhs), "converged", []
+    size, why, history = norm(rhs), "converged", []
     status: Status = "converged"
     best, best_x = math.inf, x.clone()
     if size:
         r = rhs if start is None else rhs - product(x)
         steps = _conjugate_gradients(product, x, r) if method == "cg" else _minres(product, x, r)
         try:
-            for residual, norm in steps:
+            for residual, largest in steps:
                 # x so large along the kernel that the rounding of A x can be seen beside what is left of b.
-                if products.eps * norm * _norm(x) > 0.1 * max(residual, 0.1 * size):
+                if products.eps * largest * norm(x) > 0.1 * max(residual, 0.1 * size):
                     why, status = INCONSISTENT, "inconsistent"
                     break
                 history.append(residual / size)
@@ -114,7 +115,7 @@ def solve(
             status = "negative curvature"
             why = "a direction has no positive curvature, which cg cannot take: use method='minres' or more damping"
     x = best_x if size else torch.zeros_like(x)
-    residual = _norm(rhs - product(x)) / size if size else 0.0
+    residual = norm(rhs - product(x)) / size if size else 0.0
     if size and residual > max(0.99 * history[0], 1.01 * min(history)):
         # b in the kernel: its product is rounding, which the recurrence takes for curvature and divides by.
         x = torch.zeros_like(x) if start is None else _vector(products, start, "start") / unit
@@ -151,24 +152,24 @@ def _conjugate_gradients(product: Product, x: Tensor, r: Tensor) -> Iterator[tup
     Beside it the largest entry of the tridiagonal matrix, a lower bound of ‖A‖; here 0, for it is not formed.
     """
     r, p = r.clone(), r.clone()
-    square = _dot(r, r)
+    square = dot(r, r)
     yield math.sqrt(square), 0.0
     while square > 0:
         Ap = product(p)
-        curvature = _dot(p, Ap)
+        curvature = dot(p, Ap)
         if curvature <= 0:
             raise _NegativeCurvatureError
         step = square / curvature
         x += step * p
         r -= step * Ap
-        square, before = _dot(r, r), square
+        square, before = dot(r, r), square
         yield math.sqrt(square), 0.0
         p = r + (square / before) * p
 
 
 def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[tuple[float, float]]:
     """Paige and Saunders: the smallest residual over the Krylov space, by rotating the tridiagonal matrix upper."""
-    residual = _norm(r)
+    residual = norm(r)
     yield residual, 0.0
     v, v_old = r / residual, torch.zeros_like(r)
     d, d_old = torch.zeros_like(r), torch.zeros_like(r)
@@ -177,9 +178,9 @@ def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[tuple[float, flo
     tiny, scale = 10 * eps, 0.0
     while True:
         w = product(v)
-        alpha = _dot(v, w)
+        alpha = dot(v, w)
         w = w - alpha * v - beta * v_old
-        beta = _norm(w)
+        beta = norm(w)
         scale = max(scale, abs(alpha), beta)
         upper, pivot = c * delta + s * alpha, s * delta - c * alpha
         delta, beyond = -c * beta, s * beta
@@ -195,14 +196,6 @@ def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[tuple[float, flo
         if beta <= tiny * scale:
             return
         v, v_old, epsilon = w / beta, v, beyond
-
-
-def _dot(u: Tensor, v: Tensor) -> float:
-    return float(u.double() @ v.double())
-
-
-def _norm(u: Tensor) -> float:
-    return float(u.double().norm())
 
 
 def _vector(products: Products, b: Any, name: str) -> Tensor:

@@ -144,10 +144,12 @@ class Wrapped(Operator):
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         if isinstance(self.inner, Tensor):
             return self.inner.to(vectors) @ vectors
+        # Copies in and out: an operator may write to its argument, or return a buffer that it uses again.
         if _is_matrix(self.inner) or isinstance(self.inner, sla.LinearOperator):
             kind = torch.float32 if self.declared == torch.float32 else torch.float64  # numpy has no bfloat16
-            return torch.as_tensor(self.inner @ vectors.cpu().to(kind).numpy()).to(vectors)
-        given = vectors if self.declared is None else vectors.to(self.declared)
+            given = vectors.to("cpu", kind, copy=True).numpy()
+            return torch.as_tensor(self.inner @ given).to(vectors, copy=True)
+        given = vectors.to(self.declared or vectors.dtype, copy=True)
         return torch.stack([torch.as_tensor(self.inner @ v).reshape(-1).to(vectors) for v in given.T], dim=1)
 
     def _block(self, rows: Layout, columns: Layout) -> Operator:

@@ -76,6 +76,16 @@ class Engine:
         return max((entry.bytes for entry in self._plan or []), default=0)
 
     @property
+    def rebuilt_bytes(self) -> int:
+        """What the largest of the graphs holds that are rebuilt for every call."""
+        return max((entry.bytes for entry in self._plan or [] if entry.graph is None), default=0)
+
+    @property
+    def point_bytes(self) -> int:
+        """What the copy of the model holds that graphs are compared with."""
+        return 0 if self._point is None else self._point.bytes
+
+    @property
     def n_pieces(self) -> int:
         """Into how many pieces the data is cut; 0 if that is not known yet."""
         return len(self._plan or [])

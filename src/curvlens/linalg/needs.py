@@ -1,0 +1,137 @@
+"""What a search for eigenvalues takes of memory, and the largest basis that fits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from curvlens.errors import CurvlensError
+from curvlens.linalg.basis import Store, budget
+from curvlens.linalg.products import Products
+from curvlens.memory import available_bytes, give_back, parse_bytes, readable
+from curvlens.operators.footprint import Footprint, footprint
+
+logger = logging.getLogger("curvlens")
+
+COMFORT = 4
+"""Basis vectors beside the wanted ones with which restarts cost few products."""
+FEWEST = 3
+"""The same with which a search gets ahead at all."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a search takes, by the number of its basis vectors."""
+
+    n: int
+    count: int
+    """Eigenvectors that come back."""
+    sides: int
+    """Ends of the spectrum that are looked at."""
+    stored: int
+    """Of a basis vector."""
+    vector: int
+    """Of a vector in work."""
+    product: Footprint
+    apart: bool
+    """Whether the basis is elsewhere than the vectors in work."""
+    device: torch.device
+
+    @classmethod
+    def of(cls, products: Products, count: int, sides: int, dtype: torch.dtype, store: Store) -> Needs:
+        """What a search with these products takes; builds their graphs, so that they are in use whenever it is asked."""
+        n, device = products.n, products.device
+        apart = store != "device" and not (store == "cpu" and device.type == "cpu")
+        vector = n * products.dtype.itemsize
+        product = footprint(products.operator)
+        if dtype != products.dtype or products.dtype != products.operator.dtype or apart:
+            product = replace(product, work=product.work + vector)  # a copy of the argument
+        return cls(n, count, sides, n * dtype.itemsize, vector, product, apart, device)
+
+    @property
+    def fewest(self) -> int:
+        """The smallest basis that does."""
+        return min(self.n, self.count + FEWEST + self.sides - 1)
+
+    def beside(self) -> int:
+        """What is held beside basis and kept graphs: a product, and the direction that was given up for a chain."""
+        return self.vector + max(self.product.work, 2 * self.vector)
+
+    def total(self, capacity: int) -> int:
+        """Everything, at its peak: in the search, or when the vectors that come back are multiplied."""
+        search = capacity * self.stored + self.beside()
+        return self.product.kept + max(search, 2 * self.count * self.vector + self.product.work)
+
+    def fitting(self, size: int) -> int:
+        """The largest basis with which everything fits a size; the basis alone, if it is elsewhere."""
+        if self.apart:
+            return size // self.stored
+        if 2 * self.count * self.vector + self.product.work + self.product.kept > size:
+            return 0
+        return (size - self.product.kept - self.beside()) // self.stored
+
+    def capacity(self, memory: int | float | str | None, store: Store, most: int) -> int:
+        """How many basis vectors to take.
+
+        Without a budget a quarter of what is free is used, kept graphs counted as free; half of it for a search that
+        would be slow otherwise, and nine tenths for one that would not be possible.
+        """
+        most = min(self.n, most)
+        if memory is not None:
+            allowed = parse_bytes(memory)
+            capacity = min(most, self.fitting(allowed))
+        elif self.apart:
+            allowed = budget(None, store, self.device)
+            capacity = min(most, self.fitting(allowed))
+        else:
+            give_back()
+            free = available_bytes(self.device) + self.product.kept
+            allowed = free * 9 // 10
+            capacity = min(most, self.fitting(free // 4))
+            comfort = min(most, self.count + COMFORT + self.sides - 1)
+            if capacity < comfort:
+                capacity = max(capacity, min(comfort, self.fitting(free // 2)))
+            if capacity < self.fewest <= self.fitting(allowed):
+                capacity = self.fewest
+        if capacity < self.fewest:
+            raise CurvlensError(self._refusal(allowed))
+        return capacity
+
+    def announce(self, capacity: int) -> None:
+        """Say what is going to be used."""
+        logger.info(
+            "eigs takes %s at its peak: %s of graphs and a copy of the model kept for products, %s in a product and "
+            "beside it, %s of a basis of %d vectors",
+            readable(self.total(capacity)),
+            readable(self.product.kept),
+            readable(self.beside()),
+            readable(capacity * self.stored),
+            capacity,
+        )
+
+    def _refusal(self, allowed: int) -> str:
+        """What is missing, and only such advice as would help."""
+        needed = self.fewest * self.stored if self.apart else self.total(self.fewest)
+        half = replace(self, stored=self.n * torch.bfloat16.itemsize)
+        elsewhere = self.total(0)
+        advice = [f"give memory={_rounded(needed)!r}"] if needed <= available_bytes(self.device) else []
+        if half.stored < self.stored and half.fitting(allowed) >= half.fewest:
+            advice.append("keep the basis in store_dtype=torch.bfloat16")
+        if not self.apart and elsewhere <= allowed:
+            advice.append("keep the basis in a file with store='some/folder'")
+        if self.count > 1 and replace(self, count=1).fitting(allowed) >= replace(self, count=1).fewest:
+            advice.append("ask for fewer eigenvalues, as k=1")
+        if self.product.kept > needed - allowed:
+            advice.append("keep smaller graphs with Problem(..., memory='100MB')")
+        what = f"{self.count} eigenvectors of {self.n} numbers need {readable(needed)} at least"
+        kept = f" ({readable(self.product.kept)} of them for the graphs of products)" if self.product.kept else ""
+        return f"{what}{kept}, {readable(allowed)} are allowed. " + (
+            f"To go on, {', or '.join(advice)}." if advice else "Take a block of the operator, as H['h.0']."
+        )
+
+
+def _rounded(size: int) -> str:
+    """A size that is no smaller, as one types it."""
+    return f"{-(-size // 10**6)}MB"

@@ -1,0 +1,55 @@
+"""How much memory the products of an operator take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from curvlens.operators.algebra import Restricted, Scaled, Sum
+from curvlens.operators.base import Operator
+from curvlens.operators.curvature import Curvature
+from curvlens.operators.engine import engine_of
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes, as far as they are known beforehand: what the model needs to go through its layers is not."""
+
+    kept: int
+    """Held from the first product on: graphs, and the copy of the model that they are compared with."""
+    work: int
+    """Held while a product is computed, its result included and its argument not."""
+
+
+def footprint(operator: Operator) -> Footprint:
+    """What products with one vector take. Graphs are built for it: the first product would build them anyway."""
+    vector = operator.shape[0] * operator.dtype.itemsize
+    if isinstance(operator, Curvature):
+        return _of_curvature(operator)
+    if isinstance(operator, Scaled):
+        inner = footprint(operator.inner)
+        return Footprint(inner.kept, max(inner.work, 2 * vector))
+    if isinstance(operator, Sum):
+        parts = [footprint(term) for term, _ in operator.terms]
+        problems = {
+            id(getattr(term, "problem", term)): part.kept for (term, _), part in zip(operator.terms, parts, strict=True)
+        }
+        return Footprint(sum(problems.values()), max(parts[0].work, vector + parts[1].work, 3 * vector))
+    if isinstance(operator, Restricted):
+        inner = footprint(operator.inner)
+        return Footprint(inner.kept, inner.work + operator.inner.shape[1] * operator.dtype.itemsize + vector)
+    return Footprint(0, 2 * vector)
+
+
+def _of_curvature(operator: Curvature) -> Footprint:
+    problem = operator.problem
+    engine = engine_of(problem)
+    engine.prepare()
+    whole = operator.rows.whole.size
+    vector, exact = whole * operator.dtype.itemsize, whole * torch.float64.itemsize
+    # One piece: its terms and the result. More: the terms of two pieces when the sum in float64 begins.
+    work = 2 * vector if engine.n_pieces == 1 else 2 * vector + exact
+    if operator.rows.size != whole:
+        work += operator.columns.whole.size * operator.dtype.itemsize + operator.rows.size * operator.dtype.itemsize
+    return Footprint(engine.kept_bytes + engine.point_bytes, work + engine.rebuilt_bytes)
