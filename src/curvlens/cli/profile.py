@@ -25,9 +25,9 @@ from curvlens.cli.targets import posed
 from curvlens.cli.tree import Lines, View, fitting, lines, width
 from curvlens.errors import CurvlensError, CurvlensWarning, printable
 from curvlens.figures import icicle
+from curvlens.linalg.limits import readable_time
 from curvlens.problem import Problem
 from curvlens.profiling import Forecast, profile
-from curvlens.profiling.forecast import readable_time
 from curvlens.results import DIGITS, Profile, claim
 
 EVERY = 10.0

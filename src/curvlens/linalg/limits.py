@@ -100,3 +100,15 @@ class Spending:
         if self.limit.unit == "gradients":
             return f"{self.spent:.4g} of {self.limit.amount:g} gradients"
         return f"{self.spent:.3g}s of {self.limit}"
+
+
+def readable_time(seconds: float) -> str:
+    """A time for people.
+
+    >>> readable_time(8.2), readable_time(130), readable_time(9000)
+    ('8 s', '2.2 min', '2.5 h')
+    """
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(seconds, 1):.0f} s"

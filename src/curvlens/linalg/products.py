@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -16,9 +18,12 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError, CurvlensWarning, a_kind
+from curvlens.linalg.limits import readable_time
 from curvlens.linalg.probes import Probes
 from curvlens.linalg.vectors import dot, norm
 from curvlens.operators import Operator, as_operator
+
+logger = logging.getLogger("curvlens")
 
 Progress = Callable[[int, int | None], None]
 """(products done, of how many; None where that is not known)."""
@@ -43,6 +48,8 @@ class Products:
         self.device = self.operator.device
         self._ours = type(self.operator).__module__.split(".")[0] == "curvlens"
         self.count = 0
+        self._began: float | None = None
+        self._untimed, self._timed = 0, False
         self.total: int | None = None
         self.progress = progress
         if self.operator.precision != torch.float64:
@@ -83,8 +90,15 @@ class Products:
             yield self(e)
 
     def tick(self, more: int = 1) -> None:
-        """Count work and tell of it."""
+        """Count work and tell of it; the log has how long it will take, once a product has been timed."""
         self.count += more
+        if self.count and self._began is None:
+            self._began, self._untimed = time.perf_counter(), self.count  # the first one builds graphs
+        elif self._began is not None and not self._timed and self.count > self._untimed:
+            self._timed = True
+            each = (time.perf_counter() - self._began) / (self.count - self._untimed)
+            left = "" if self.total is None else f", about {readable_time(each * (self.total - self.count))} left"
+            logger.info("%s: %.3g s a product%s", self.operator.name, each, left)
         if self.progress is not None:
             self.progress(self.count, self.total)
 

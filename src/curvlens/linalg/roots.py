@@ -9,6 +9,7 @@ backward pass gives u, and with it for every block b at once (`docs/math.md`, "A
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -30,8 +31,11 @@ from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, degrees, e
 from curvlens.memory import readable
 from curvlens.operators import Operator
 from curvlens.operators.curvature import GaussNewton
+from curvlens.operators.footprint import footprint
 from curvlens.operators.graph import Parts
 from curvlens.results import ByBlock, Estimate
+
+logger = logging.getLogger("curvlens")
 
 Sample = tuple[Parts, float]
 """u by parameter, and c with E u uᵀ / c = G."""
@@ -91,6 +95,10 @@ def all_blocks(
             f"Two samples of {operator.rows.size} numbers need {readable(2 * vector)}, {readable(allowed)} are "
             "allowed. Raise memory=."
         )
+    held = footprint(operator)
+    together = 1 if quantity == "trace" else group
+    peak = held.kept + held.work + together * vector
+    logger.info("%s by %s: %d samples, %s at the peak", NAMES[quantity], by, plan.samples, readable(peak))
     found = _Found(quantity, operator.rows.blocks.by(by))
     note = ""
     try:

@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 
 from curvlens.errors import CurvlensError
+from curvlens.linalg.limits import readable_time
 from curvlens.linalg.plan import ROOMY, SMALL
 from curvlens.memory import available_bytes, parse_bytes, readable
 from curvlens.operators.engine import engine_of
@@ -51,18 +52,6 @@ class Forecast:
             f"{self.probes} probes, {self.parameters:,} parameters, {self.group} probes at a time{cut}: about "
             f"{readable_time(self.seconds)}{more}; memory up to {readable(self.memory)}"
         )
-
-
-def readable_time(seconds: float) -> str:
-    """A time for people.
-
-    >>> readable_time(8.2), readable_time(130), readable_time(9000)
-    ('8 s', '2.2 min', '2.5 h')
-    """
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{max(seconds, 1):.0f} s"
 
 
 @dataclass(frozen=True)
