@@ -345,7 +345,9 @@ def killed_when(command: Sequence[str], file: Path, lines: int) -> None:
 
 
 # A process of its own measures with the package that is tested, wherever that was found.
-PATHS = os.pathsep.join([str(Path(__file__).parent.parent), str(Path(cl.__file__).parent.parent)])
+PATHS = os.pathsep.join(
+    map(str, (Path(__file__).parent.parent, Path(__file__).parent, Path(cl.__file__).parent.parent))
+)
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
 
 

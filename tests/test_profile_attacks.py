@@ -232,7 +232,7 @@ def test_the_activations_of_the_model_are_its_first_output() -> None:
     torch.manual_seed(0)
     model = Two().double()
     x, y = torch.randn(5, 3, dtype=D), torch.randn(5, 3, dtype=D)
-    problem = cl.Problem(model, (x, y), lambda out, batch: (((out - batch[1]) ** 2).sum(), 5))
+    problem = cl.Problem(model, (x, y), lambda out, batch: (((out[0] - batch[1]) ** 2).sum(), 5))
     found = activation_hessian(problem, "").dense()
     torch.testing.assert_close(found, torch.eye(15, dtype=D) * 2 / 5)
 

@@ -40,7 +40,7 @@ from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.precision import HALF, HalfInside, KeepFloat64, is_float64
 from curvlens.sdpa import second_order
-from curvlens.surroundings import Result, as_found
+from curvlens.surroundings import Result, as_found, as_written
 from curvlens.totals import Total
 
 
@@ -135,7 +135,7 @@ class Problem:
     def _seen_splits(self) -> Any:
         """How a forward pass cuts the queries, keys and values of the attention layers whose heads are not known."""
         unknown = [name for block in self.blocks.headless for name in self.blocks[block].parameters]
-        with self.isolated():
+        with self.isolated(), as_written():
             piece = next(self.pieces())
             return apart(self.model, lambda: watch(self.model, unknown, lambda: self._evaluate(piece)))
 
@@ -364,7 +364,10 @@ class Problem:
 
         if self._coarsest is not None:
             return self.at(None, action)
-        with HalfInside() as seen:  # once: whether fewer digits go through the model than its parameters have
+        with (
+            as_written(),
+            HalfInside() as seen,
+        ):  # once: whether fewer digits go through the model than its parameters have
             result = self.at(None, action)
         self._coarsest = seen.dtype or self.dtype
         if self.dtype not in HALF and not torch.is_autocast_enabled(self.device.type):

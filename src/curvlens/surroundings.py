@@ -8,9 +8,10 @@ long after. Here what was found is noted first and put back by one call of C cod
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import _GeneratorContextManager, suppress
+from contextlib import AbstractContextManager, _GeneratorContextManager, nullcontext, suppress
 from functools import wraps
 from itertools import chain, repeat, starmap
 from pathlib import Path
@@ -72,6 +73,14 @@ def guarded(enter: Iterable[object], action: Callable[[], Result], leave: Iterab
 def within(modes: Sequence[TorchFunctionMode], action: Callable[[], Result]) -> Result:
     """Run ``action`` inside modes, the last one innermost."""
     return guarded(map(push, modes), action, found())
+
+
+def as_written() -> AbstractContextManager[Any]:
+    """Inside, compiled modules run as they are written: they cannot be watched otherwise."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes a second
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def as_found(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

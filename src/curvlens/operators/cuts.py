@@ -11,7 +11,6 @@ it is an input like a leaf, and stands for the same number.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from curvlens.batches import is_namedtuple
 from curvlens.sdpa import scaled_dot_product_attention
 from curvlens.sdpa.mode import multi_head_attention
-from curvlens.surroundings import within
+from curvlens.surroundings import as_written, within
 
 STEPS = ("scores", "softmax", "mix")
 """Of scaled dot-product attention, in their order."""
@@ -151,8 +150,7 @@ class Recorder:
                 leaving = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
                 stack.callback(leaving.remove)
             stack.enter_context(_Attention(self))
-            if "torch._dynamo" in sys.modules:  # compiled modules run as they are written
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(as_written())
             yield
 
     def finish(self, outputs: list[Tensor]) -> list[Tensor]:
