@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench.memory import RETURN_FREED, peak_reset, peak_since
 
 import curvlens as cl
-from bench.memory import RETURN_FREED, peak_reset, peak_since
 from curvlens.operators import Operator
 from curvlens.profiling import Forecast
 from real import smollm2

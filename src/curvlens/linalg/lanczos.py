@@ -177,7 +177,7 @@ class Lanczos:
             column += c
             c, after = self.basis.sweep(w, count, subtract=c)
             rest, rounds = float(c.norm()), rounds + 1
-        return column + c, before, after, 0 < after and rest <= 0.5 * after
+        return column + c, before, after, after > 0 and rest <= 0.5 * after
 
     def _place(self, w: Tensor, j: int) -> bool:
         """Orthogonalise a vector, in place, normalise and store it; whether something was left of it."""
