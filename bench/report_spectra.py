@@ -13,7 +13,13 @@ SEARCH_TIME, SEARCH_MEMORY = 1.3, 0.2
 
 def tables(results: Results) -> list[Table]:
     """In reading order."""
-    whole = [_traces(results), _eigenvalues(results), _block_traces(results), _block_table(results), _announced(results)]
+    whole = [
+        _traces(results),
+        _eigenvalues(results),
+        _block_traces(results),
+        _block_table(results),
+        _announced(results),
+    ]
     return [*whole, _search(results["search"])] if "search" in results else whole
 
 
@@ -160,8 +166,8 @@ def _search(runs: Mapping[str, Any]) -> Table:
         rows.append([what, *(f"{row[cell]:.0f}" for cell in cells)])
     notes = [
         f"`eigs(H, 1, tol=1e-2)` over {runs['time']['parameters'] / 1e6:.0f} million parameters and 128 tokens, 2 "
-        "threads, memory in MiB above the model with its gradients. Memory is measured in a run of its own, which gives "
-        "freed memory back at once and is slower."
+        "threads, memory in MiB above the model with its gradients. Memory is measured in a run of its own, which "
+        "gives freed memory back at once and is slower."
     ]
     head = ["Run", "products", "basis vectors", "s", "s of products", "announced", "real"]
     return Table("A search over long vectors", head, rows, notes)
