@@ -166,8 +166,8 @@ def _search(runs: Mapping[str, Any]) -> Table:
         rows.append([what, *(f"{row[cell]:.0f}" for cell in cells)])
     notes = [
         f"`eigs(H, 1, tol=1e-2)` over {runs['time']['parameters'] / 1e6:.0f} million parameters and 128 tokens, 2 "
-        "threads, memory in MiB above the model with its gradients. Memory is measured in a run of its own, which gives "
-        "freed memory back at once and is slower."
+        "threads, memory in MiB above the model with its gradients. Memory is measured in a run of its own, which "
+        "gives freed memory back at once and is slower."
     ]
     head = ["Run", "products", "basis vectors", "s", "s of products", "announced", "real"]
     return Table("A search over long vectors", head, rows, notes)

@@ -65,21 +65,22 @@ class Basis:
             for part in slices(self.n, 1, v.device):
                 self.rows[j, part] = (v[part] / length).to(self.rows)
 
-    def sweep(self, w: Tensor, count: int, subtract: Tensor | None = None) -> tuple[Tensor, float]:
-        """⟨v_i, w⟩ of the first ``count`` vectors, and ‖w‖, in one pass over memory.
+    def sweep(self, w: Tensor, count: int, subtract: Tensor | None = None, *, first: int = 0) -> tuple[Tensor, float]:
+        """⟨v_i, w⟩ of the vectors from ``first`` to ``count``, and ‖w‖, in one pass over memory.
 
         With coefficients to ``subtract``, w −= Σ c_i v_i comes first, in place: what is left is measured as stored.
-        Long float32 vectors are multiplied in float32, slice by slice, which takes half the time. Coefficients then have
-        relative errors of float32, but those that are measured after a subtraction are small, and their sum with those
-        that were subtracted is as good as in float64.
+        Long float32 vectors are multiplied in float32, slice by slice, which takes half the time. Coefficients then
+        have relative errors of float32. Those that are measured after a subtraction are small, so that their sum with
+        those that were subtracted is as good as in float64.
         """
-        home = self.rows.device
+        home, rows = self.rows.device, self.rows[first:count]
+        count -= first
         total = torch.zeros(count + 1, dtype=torch.float64, device=home)
         c = None if subtract is None or not count else subtract.to(home, torch.float64)
         if self.quick and w.dtype == self.rows.dtype and w.device == home:
-            self._quick_sweep(w, c, total)
+            _quick_sweep(rows, w, c, total)
         else:
-            for part, cast in self._portions(count, 1):
+            for part, cast in _portions(rows, 1):
                 row = cast[count]
                 row.copy_(w[part])
                 if c is not None:
@@ -90,18 +91,6 @@ class Basis:
         sums = total.cpu()
         return sums[:count], math.sqrt(float(sums[count]))
 
-    def _quick_sweep(self, w: Tensor, c: Tensor | None, total: Tensor) -> None:
-        """The same where products are in float32; the norm is in float64 all the same."""
-        count, short, space = len(total) - 1, None if c is None else c.to(w.dtype), torch.empty(0)
-        for part in slices(self.n, count + 1, w.device, STREAMED):
-            some, rows = w[part], self.rows[:count, part]
-            if short is not None:
-                some.addmv_(rows.T, short, alpha=-1)
-            total[:count] += rows @ some
-            space = space if len(space) == len(some) else torch.empty_like(some, dtype=torch.float64)
-            space.copy_(some)
-            total[count] += space @ space
-
     @property
     def quick(self) -> bool:
         """Whether vectors are so long, and so coarse, that products in float32 are worth it."""
@@ -110,14 +99,14 @@ class Basis:
     def dots(self, count: int, w: Tensor) -> Tensor:
         """⟨v_i, w⟩ of the first ``count`` vectors, in float64 on the CPU."""
         total = torch.zeros(count, dtype=torch.float64, device=self.rows.device)
-        for part, cast in self._portions(count):
+        for part, cast in _portions(self.rows[:count]):
             total += cast @ w[part].to(self.rows.device).double()
         return total.cpu()
 
     def subtract(self, coefficients: Tensor, w: Tensor) -> None:
         """w −= Σ c_i v_i, in place."""
         c = coefficients.to(self.rows.device, torch.float64)
-        for part, cast in self._portions(len(c)):
+        for part, cast in _portions(self.rows[: len(c)]):
             w[part] -= (c @ cast).to(w)
 
     def rotate(self, S: Tensor) -> None:
@@ -132,7 +121,7 @@ class Basis:
                 rows = self.rows[:count, part]
                 self.rows[:p, part] = (coarse @ rows).addmm_(fine, rows)
             return
-        for part, cast in self._portions(count):
+        for part, cast in _portions(self.rows[:count]):
             self.rows[:p, part] = St @ cast
 
     def combine(self, S: Tensor, dtype: torch.dtype) -> Basis:
@@ -140,19 +129,34 @@ class Basis:
         count, p = S.shape
         result = Basis(p, self.n, dtype=dtype, device=self.device, store="device")
         St = S.T.to(self.rows.device, torch.float64)
-        for part, cast in self._portions(count):
+        for part, cast in _portions(self.rows[:count]):
             result.rows[:, part] = (St @ cast).to(result.rows.device)
         return result
 
-    def _portions(self, count: int, more: int = 0) -> Iterator[tuple[slice, Tensor]]:
-        """Slices of the first vectors in float64, in the same memory each time, with ``more`` rows of room."""
-        home, space = self.rows.device, torch.empty(0)
-        for part in slices(self.n, count + more, home):
-            width = part.stop - part.start
-            if space.shape != (count + more, width):
-                space = torch.empty(count + more, width, dtype=torch.float64, device=home)
-            space[:count] = self.rows[:count, part]
-            yield part, space
+
+def _portions(rows: Tensor, more: int = 0) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of vectors in float64, in the same memory each time, with ``more`` rows of room."""
+    (count, n), space = rows.shape, torch.empty(0)
+    for part in slices(n, count + more, rows.device):
+        width = part.stop - part.start
+        if space.shape != (count + more, width):
+            space = torch.empty(count + more, width, dtype=torch.float64, device=rows.device)
+        space[:count] = rows[:, part]
+        yield part, space
+
+
+def _quick_sweep(rows: Tensor, w: Tensor, c: Tensor | None, total: Tensor) -> None:
+    """`Basis.sweep` with products in float32; the norm is in float64 all the same."""
+    (count, n), space = rows.shape, torch.empty(0)
+    short = None if c is None else c.to(w.dtype)
+    for part in slices(n, count + 1, w.device, STREAMED):
+        some, cut = w[part], rows[:, part]
+        if short is not None:
+            some.addmv_(cut.T, short, alpha=-1)
+        total[:count] += cut @ some
+        space = space if len(space) == len(some) else torch.empty_like(some, dtype=torch.float64)
+        space.copy_(some)
+        total[count] += space @ space
 
 
 def _in_file(folder: Path, capacity: int, n: int, dtype: torch.dtype, size: int) -> Tensor:

@@ -51,7 +51,8 @@ def eigs(
     ``ends`` is algebraic: ``"smallest"`` are the most negative ones; ``"magnitude"`` goes by |λ|. ``tol`` bounds
     the residuals ‖A x − λ x‖ relative to the spectral norm (1e-8 in float64, 1e-5 in float32); an isolated eigenvalue
     is then far more accurate than that. ``start`` is a vector, or the `Eigs` of a nearby operator. ``memory`` bounds
-    the basis, which lives on the device, on the CPU or in a file in the folder ``store``, in ``store_dtype``.
+    all that the search takes beside the model: graphs kept for products, vectors, and the basis. That lives on the
+    device, on the CPU or in a file in the folder ``store`` (where ``memory`` bounds it alone), in ``store_dtype``.
     ``check_copies=False`` saves the search for hidden copies of repeated eigenvalues: eight products where the wanted
     values stand clear of the rest, and as many as the search before it where they do not.
 
@@ -82,13 +83,13 @@ class _Search:
     ) -> None:
         self.products, self.plan, self.check_copies = products, plan, check_copies
         self.seed = seed
-        self.lanczos = Lanczos(products, basis, start, products.probes(seed))
+        self.lanczos = Lanczos(products, basis, start, products.probes(seed), tol=plan.tol)
         self.scale = 0.0
         self.chain: int | None = None
         """Where in the basis the chain of the last injected direction begins."""
         self.chain_start = 0
         self.mixed = False
-        """Whether a direction that was given up before the chain has been taken up in it: they cannot be parted then."""
+        """Whether a direction that was given up before the chain was taken up in it: they cannot be parted then."""
 
     def run(self) -> str:
         """Grow the basis until the wanted values are there; how it ended."""

@@ -27,6 +27,7 @@ class Lanczos:
         start: Tensor | None,
         probes: Probes,
         watch: Callable[[Tensor, Tensor], None] | None = None,
+        tol: float = 0.0,
     ) -> None:
         self.products, self.basis, self.probes, self._watch = products, basis, probes, watch
         self.T = torch.zeros(basis.capacity, basis.capacity, dtype=torch.float64)
@@ -47,8 +48,11 @@ class Lanczos:
         """Whether it is orthogonal to the basis."""
         eps = max(products.eps, float(torch.finfo(basis.dtype).eps))
         self._tiny = 10 * eps
-        # Coefficients in float32 leave a rounding error of themselves; 1e-6 is far below what T notices, √eps.
-        self._orthogonal = (8 if basis.quick else 1) * float(torch.finfo(products.dtype).eps)
+        self._orthogonal = float(torch.finfo(products.dtype).eps)
+        if basis.quick:
+            # Coefficients in float32 leave their own rounding error. What residuals below ``tol`` cannot notice is not
+            # worth a pass: it is measured, and T has it.
+            self._orthogonal = max(8 * self._orthogonal, 1e-3 * tol)
         if start is None or not self._place(start.to(products.dtype), 0):
             self._place_fresh(0)
 
@@ -74,7 +78,8 @@ class Lanczos:
         w = self.products(v)
         if self._watch is not None:
             self._watch(v, w)
-        column, size, rest, clean = self._orthogonalise(w, j + 1)
+        # ⟨v_i, A v_j⟩ = ⟨v_j, A v_i⟩ is known to rounding: the first pass over long vectors needs one row only.
+        column, size, rest, clean = self._orthogonalise(w, j + 1, self.outward if self.basis.quick else None)
         self.norm = max(self.norm, size)
         self.valid = False
         self.T[: j + 1, j] = self.T[j, : j + 1] = column
@@ -134,10 +139,10 @@ class Lanczos:
     def restart(self, S: Tensor, *, fresh: bool = False, ritz: bool = True) -> None:
         """Keep V S, for orthonormal columns S, and the direction that comes next (or a ``fresh`` one).
 
-        Columns that are Ritz vectors (``ritz``) do not miss the vectors that are dropped. Others may, by as much as their
-        products point along directions that were given up: these are then left as they are, which counts it.
+        Products of Ritz vectors (``ritz``) have no part along the vectors that are dropped. Others may, as far as they
+        point along directions that were given up: these are then left as they are, so that residuals count it.
         """
-        # Orthogonal to all vectors, the one without a row is so to their combinations: in a lower dtype these are rounded.
+        # The vector without a row is orthogonal to all, so to their combinations too, unless a lower dtype rounds these.
         p, ready = S.shape[1], self._waiting is not None and self._clean and self.basis.quick
         waiting = self._next()
         if ritz:
@@ -163,14 +168,19 @@ class Lanczos:
             self._place_fresh(p)
         self.valid = True
 
-    def _orthogonalise(self, w: Tensor, count: int) -> tuple[Tensor, float, float, bool]:
+    def _orthogonalise(self, w: Tensor, count: int, known: Tensor | None = None) -> tuple[Tensor, float, float, bool]:
         """Take the basis out of w, in place: what was in w of it, ‖w‖ before and after, and whether nothing is left.
 
-        A pass that subtracts also measures what it left. So a second one is made where cancellation asks for it, and
-        not otherwise.
+        The coefficients of the first vectors may be ``known``, to rounding: the rest is measured all the same. A pass
+        that subtracts also measures what it left. So a second one is made where cancellation asks for it, and not
+        otherwise.
         """
         column = torch.zeros(count, dtype=torch.float64)
-        c, before = self.basis.sweep(w, count)
+        if known is None:
+            c, before = self.basis.sweep(w, count)
+        else:
+            c, before = self.basis.sweep(w, count, first=len(known))
+            c = torch.cat([known, c])
         after, rest, rounds = before, float(c.norm()), 0
         while rest > self._orthogonal * after and rounds < 5:
             c = c.to(self.products.dtype).double()  # as it is subtracted

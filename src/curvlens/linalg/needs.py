@@ -41,7 +41,7 @@ class Needs:
 
     @classmethod
     def of(cls, products: Products, count: int, sides: int, dtype: torch.dtype, store: Store) -> Needs:
-        """What a search with these products takes; builds their graphs, so that they are in use whenever it is asked."""
+        """What a search with these products takes; builds their graphs, so that they are in use in any case."""
         n, device = products.n, products.device
         apart = store != "device" and not (store == "cpu" and device.type == "cpu")
         vector = n * products.dtype.itemsize

@@ -20,9 +20,9 @@ Ends = Literal["largest", "smallest", "both", "magnitude"]
 
 ROOMY = 160
 """Basis vectors where memory is no question: restarts cost products, vectors only a pass over memory each step."""
-FEW = 8
-"""The same for vectors that are `LONG`: with 128 tokens a product takes the time of 40 such passes, and with 8 vectors
-restarts cost few products where one eigenvalue is asked for."""
+FEW = 6
+"""The same for vectors that are `LONG`: each takes a pass over memory at every step, and with 128 tokens 80 of them
+take as long as a product. For one eigenvalue, restarts with 6 vectors cost no more products in most spectra."""
 SMALL = 1000
 """Up to this size the basis may span the whole space, which ends every search."""
 
@@ -80,7 +80,7 @@ def plan_search(
     count = min(2 * k if ends == "both" else k, n)
     needs = Needs.of(products, count, 2 if ends in ("both", "magnitude") else 1, dtype, store)
     roomy = n if n <= SMALL else ROOMY if n <= LONG else FEW
-    capacity = needs.capacity(memory, store, max(roomy, 3 * count))
+    capacity = needs.capacity(memory, store, max(roomy, count + FEW - 1, 3 * count))
     if tol is None:
         lowest = max(products.eps, float(torch.finfo(dtype).eps))
         tol = 1e-8 if lowest < 1e-15 else 1e-5 if lowest < 1e-6 else 2e-2

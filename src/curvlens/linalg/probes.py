@@ -48,7 +48,7 @@ class Probes:
         """A unit vector to begin a search with.
 
         Up to 4 million numbers it is uniform on the sphere. Beyond, its entries are uniform in an interval, which takes
-        a quarter of the time (30 million: 0.13 s, not 0.45 s). These are of 2³² kinds, so that no eigenvector is missed.
+        a quarter of the time (30 million: 0.13 s, not 0.45 s). There are 2³² of them, so that no eigenvector is missed.
         """
         if self.n <= LONG:
             return self.direction(index, FRESH)

@@ -32,14 +32,19 @@ def footprint(operator: Operator) -> Footprint:
         return Footprint(inner.kept, max(inner.work, 2 * vector))
     if isinstance(operator, Sum):
         parts = [footprint(term) for term, _ in operator.terms]
-        problems = {
-            id(getattr(term, "problem", term)): part.kept for (term, _), part in zip(operator.terms, parts, strict=True)
-        }
+        problems = {_owner(term): part.kept for (term, _), part in zip(operator.terms, parts, strict=True)}
         return Footprint(sum(problems.values()), max(parts[0].work, vector + parts[1].work, 3 * vector))
     if isinstance(operator, Restricted):
         inner = footprint(operator.inner)
         return Footprint(inner.kept, inner.work + operator.inner.shape[1] * operator.dtype.itemsize + vector)
     return Footprint(0, 2 * vector)
+
+
+def _owner(operator: Operator) -> int:
+    """What keeps the graphs of an operator: terms of one problem share them."""
+    while isinstance(operator, (Scaled, Restricted)):
+        operator = operator.inner
+    return id(getattr(operator, "problem", operator))
 
 
 def _of_curvature(operator: Curvature) -> Footprint:

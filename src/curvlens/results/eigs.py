@@ -35,7 +35,7 @@ class Eigs(Result):
     """The largest |eigenvalue| seen: what ``tol`` is relative to."""
     products: int
     memory: int
-    """Bytes announced for the basis and the vectors, beside what a product of the operator needs."""
+    """Bytes announced for the search at its peak: basis, vectors, and what products keep and need."""
     ends: str = "largest"
     shapes: dict[str, list[int]] = field(default_factory=dict)
     """The parameters that the vectors run over, or how to cut them out."""
