@@ -41,7 +41,7 @@ def measure(*, quick: bool, model: str | None = None, budget: str | None = None)
     problem.gradient()
     for p in network.parameters():
         p.grad = torch.zeros_like(p)
-    seconds = _time_products(Operator)
+    seconds = timed_products()
     gc.collect()
     before = peak_reset()
     engine_of(problem).prepare()  # graphs are built for the first product, and are no part of the search
@@ -62,10 +62,10 @@ def measure(*, quick: bool, model: str | None = None, budget: str | None = None)
     }
 
 
-def _time_products(kind: type[Operator]) -> list[float]:
+def timed_products() -> list[float]:
     """From now on, how long each product took; the first one with the graphs that were built for it."""
     seconds: list[float] = []
-    inner = kind.apply
+    inner = Operator.apply
 
     def timed(self: Operator, v: Any, *more: Any) -> Any:
         started = time.perf_counter()
@@ -73,7 +73,7 @@ def _time_products(kind: type[Operator]) -> list[float]:
         seconds.append(time.perf_counter() - started)
         return result
 
-    kind.apply = timed  # type: ignore[method-assign]
+    Operator.apply = timed  # type: ignore[assignment,method-assign]
     return seconds
 
 
@@ -84,7 +84,7 @@ def _gpt(sizes: Sizes) -> tuple[nn.Module, Any, Any]:
 def _hugging_face(name: str) -> tuple[nn.Module, Any, Any]:
     from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
+    network = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
     generator = torch.Generator().manual_seed(1)
     tokens: Tensor = torch.randint(network.config.vocab_size, (1, 128), generator=generator)
     return network, {"input_ids": tokens, "labels": tokens}, cl.losses.CausalLM()

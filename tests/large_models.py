@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from bench.memory import RETURN_FREED, peak_reset, peak_since
+from bench.search import timed_products
 
 import curvlens as cl
-from curvlens.operators import Operator
 from curvlens.profiling import Forecast
 from real import smollm2
 
@@ -38,21 +38,6 @@ class Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
-
-
-def timed_products() -> list[float]:
-    """From now on, how long each product with an operator took."""
-    seconds: list[float] = []
-    inner = Operator.apply
-
-    def timed(self: Operator, v: Any, *more: Any) -> Any:
-        started = time.perf_counter()
-        result = inner(self, v, *more)
-        seconds.append(time.perf_counter() - started)
-        return result
-
-    Operator.apply = timed  # type: ignore[method-assign]
-    return seconds
 
 
 def eigs(problem: cl.Problem) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class _Search:
         theta, R = self._ritz_of_chain(chain)
         room = self.plan.capacity - chain
         R = R[:, self.plan.wanted(theta, min(max(room // 2, 2), room - 1))]
-        S = torch.block_diag(torch.eye(chain, dtype=torch.float64), R)
+        S: Tensor = torch.block_diag(torch.eye(chain, dtype=torch.float64), R)  # type: ignore[no-untyped-call]
         self.lanczos.restart(S, ritz=False)
 
     def result(self, why: str, *, explicit: bool) -> Eigs:

@@ -149,8 +149,8 @@ class Wrapped(Operator):
             kind = torch.float32 if self.declared == torch.float32 else torch.float64  # numpy has no bfloat16
             given = vectors.to("cpu", kind, copy=True).numpy()
             return torch.as_tensor(self.inner @ given).to(vectors, copy=True)
-        given = vectors.to(self.declared or vectors.dtype, copy=True)
-        return torch.stack([torch.as_tensor(self.inner @ v).reshape(-1).to(vectors) for v in given.T], dim=1)
+        columns = vectors.to(self.declared or vectors.dtype, copy=True).T
+        return torch.stack([torch.as_tensor(self.inner @ v).reshape(-1).to(vectors) for v in columns], dim=1)
 
     def _block(self, rows: Layout, columns: Layout) -> Operator:
         return Restricted(self, rows, columns)
