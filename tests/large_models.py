@@ -38,6 +38,7 @@ class Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+        print(record.getMessage(), file=sys.stderr, flush=True)
 
 
 def eigs(problem: cl.Problem) -> dict[str, Any]:
@@ -85,7 +86,7 @@ TASKS = {"eigs": eigs, "trace": trace, "profile": profile}
 
 def measured(task: str) -> dict[str, Any]:
     """Run a task in this process."""
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", min(2, os.cpu_count() or 1))))
     warnings.simplefilter("ignore")
     logging.getLogger("curvlens").setLevel(logging.INFO)
     logging.getLogger("curvlens").addHandler(heard := Heard())
