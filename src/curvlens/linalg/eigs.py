@@ -173,7 +173,9 @@ class _Search:
         theta, R = self._ritz_of_chain(chain)
         room = self.plan.capacity - chain
         R = R[:, self.plan.wanted(theta, min(max(room // 2, 2), room - 1))]
-        S = torch.block_diag(torch.eye(chain, dtype=torch.float64), R)
+        S = torch.zeros(self.lanczos.size, chain + R.shape[1], dtype=torch.float64)
+        S[range(chain), range(chain)] = 1
+        S[chain:, chain:] = R
         self.lanczos.restart(S, ritz=False)
 
     def result(self, why: str, *, explicit: bool) -> Eigs:
