@@ -23,6 +23,7 @@ from bench.child import run, serve
 from bench.memory import RETURN_FREED, peak_reset, peak_since
 from bench.model import Sizes, make_batch, make_model
 from curvlens.operators import Operator
+from curvlens.operators.base import Progress
 from curvlens.operators.engine import engine_of
 
 TOL = 1e-2
@@ -67,9 +68,9 @@ def timed_products() -> list[float]:
     seconds: list[float] = []
     inner = Operator.apply
 
-    def timed(self: Operator, v: Any, *more: Any) -> Any:
+    def timed(self: Operator, v: Any, progress: Progress | None = None) -> Any:
         started = time.perf_counter()
-        result = inner(self, v, *more)
+        result = inner(self, v, progress)
         seconds.append(time.perf_counter() - started)
         return result
 
@@ -84,7 +85,8 @@ def _gpt(sizes: Sizes) -> tuple[nn.Module, Any, Any]:
 def _hugging_face(name: str) -> tuple[nn.Module, Any, Any]:
     from transformers import AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
+    network: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    network.eval()
     generator = torch.Generator().manual_seed(1)
     tokens: Tensor = torch.randint(network.config.vocab_size, (1, 128), generator=generator)
     return network, {"input_ids": tokens, "labels": tokens}, cl.losses.CausalLM()

@@ -19,7 +19,7 @@ from curvlens.linalg.basis import Basis
 from curvlens.linalg.vectors import LONG, distance, dot, norm
 from curvlens.memory import cgroup_rooms
 from curvlens.operators.curvature import Curvature
-from curvlens.operators.engine import engine_of
+from curvlens.operators.engine import Engine, engine_of
 from spectra import matrix, spectra
 
 CPU = torch.device("cpu")
@@ -94,8 +94,10 @@ def test_sums_of_long_float32_vectors(kind: str) -> None:
     first = first.float().double()
     more, after = basis.sweep(w, 3, subtract=first)
     assert after == pytest.approx(true_dot(w, w) ** 0.5, rel=1e-12)
+    # What is left is measured as it is; together they are right but for the rounding of w where they are taken out.
+    torch.testing.assert_close(more, torch.tensor([true_dot(v, w) for v in basis.rows]), atol=1e-8 * after, rtol=1e-4)
     gram = torch.tensor([[true_dot(u, v) for v in basis.rows] for u in basis.rows])
-    torch.testing.assert_close(more, exact - gram @ first, atol=1e-8 * size, rtol=0)
+    assert float((exact - gram @ first - more).abs().max()) < torch.finfo(torch.float32).eps / 2 * size
 
 
 def test_rotations_of_long_float32_vectors() -> None:
@@ -165,8 +167,8 @@ def test_plans_do_not_depend_on_the_order_of_calls(monkeypatch: pytest.MonkeyPat
         for _ in range(products_before):
             H @ torch.ones(H.shape[1], dtype=H.dtype)
 
-        def free(device: torch.device, engine: Any = engine) -> int:
-            return 1_000_000 - int(engine.kept_bytes + engine.point_bytes)
+        def free(device: torch.device, engine: Engine = engine) -> int:
+            return 1_000_000 - engine.kept_bytes - engine.point_bytes
 
         monkeypatch.setattr(needs, "available_bytes", free)
         result = cl.eigs(H, 2, max_products=30, tol=0.1)

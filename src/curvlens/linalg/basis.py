@@ -71,7 +71,7 @@ class Basis:
         With coefficients to ``subtract``, w −= Σ c_i v_i comes first, in place: what is left is measured as stored.
         Long float32 vectors are multiplied in float32, slice by slice, which takes half the time. Coefficients then
         have relative errors of float32. Those that are measured after a subtraction are small, so that their sum with
-        those that were subtracted is as good as in float64.
+        those that were subtracted is right, but for the rounding of w in that subtraction.
         """
         home, rows = self.rows.device, self.rows[first:count]
         count -= first

@@ -142,7 +142,7 @@ class Lanczos:
         Products of Ritz vectors (``ritz``) have no part along the vectors that are dropped. Others may, as far as they
         point along directions that were given up: these are then left as they are, so that residuals count it.
         """
-        # The vector without a row is orthogonal to all, and so to their combinations, unless a lower dtype rounds them.
+        # The vector without a row is orthogonal to all, so to their combinations too, unless these are rounded.
         p, ready = S.shape[1], self._waiting is not None and self._clean and self.basis.quick
         waiting = self._next()
         if ritz:
