@@ -74,7 +74,7 @@ def timed_products() -> list[float]:
         seconds.append(time.perf_counter() - started)
         return result
 
-    Operator.apply = timed  # type: ignore[assignment,method-assign]
+    Operator.apply = timed  # type: ignore[method-assign]
     return seconds
 
 
