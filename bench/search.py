@@ -98,12 +98,12 @@ def main() -> None:
     parser.add_argument("--model", help="folder or name of a causal language model of Hugging Face; a GPT if not given")
     parser.add_argument("--memory", help="budget, as 6GB; what eigs chooses if not given")
     parser.add_argument("--freed", action="store_true", help="measure memory, not time")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    threads = min(2, os.cpu_count() or 1)
     row = run(
         "bench.search",
-        threads=threads,
+        threads=options.threads,
         environment=RETURN_FREED if options.freed else None,
         quick=options.quick,
         model=options.model,

@@ -65,16 +65,15 @@ class Basis:
             for part in slices(self.n, 1, v.device):
                 self.rows[j, part] = (v[part] / length).to(self.rows)
 
-    def sweep(self, w: Tensor, count: int, subtract: Tensor | None = None, *, first: int = 0) -> tuple[Tensor, float]:
-        """⟨v_i, w⟩ of the vectors from ``first`` to ``count``, and ‖w‖, in one pass over memory.
+    def sweep(self, w: Tensor, count: int, subtract: Tensor | None = None) -> tuple[Tensor, float]:
+        """⟨v_i, w⟩ of the first ``count`` vectors, and ‖w‖, in one pass over memory.
 
         With coefficients to ``subtract``, w −= Σ c_i v_i comes first, in place: what is left is measured as stored.
         Long float32 vectors are multiplied in float32, slice by slice, which takes half the time. Coefficients then
         have relative errors of float32. Those that are measured after a subtraction are small, so that their sum with
         those that were subtracted is right, but for the rounding of w in that subtraction.
         """
-        home, rows = self.rows.device, self.rows[first:count]
-        count -= first
+        home, rows = self.rows.device, self.rows[:count]
         total = torch.zeros(count + 1, dtype=torch.float64, device=home)
         c = None if subtract is None or not count else subtract.to(home, torch.float64)
         if self.quick and w.dtype == self.rows.dtype and w.device == home:
@@ -90,6 +89,13 @@ class Basis:
                 total += cast @ row
         sums = total.cpu()
         return sums[:count], math.sqrt(float(sums[count]))
+
+    def along(self, j: int, w: Tensor) -> float:
+        """⟨v_j, w⟩ as `sweep` has it."""
+        v, total = self.rows[j], torch.zeros((), dtype=torch.float64, device=self.rows.device)
+        for part in slices(self.n, 2, v.device, STREAMED):
+            total += v[part] @ w[part]
+        return float(total)
 
     @property
     def quick(self) -> bool:
@@ -111,18 +117,20 @@ class Basis:
 
     def rotate(self, S: Tensor) -> None:
         """Replace the first vectors by their combinations, the columns of S (count × p)."""
-        count, p = S.shape
-        St = S.T.to(self.rows.device, torch.float64)
+        (count, p), same = S.shape, 0
+        while same < p and float(S[same, same]) == 1 and not float(S[same].abs().sum() + S[:, same].abs().sum() - 2):
+            same += 1  # stays as it is
+        old, new = self.rows[same:count], self.rows[same:p]
+        St = S[same:, same:].T.to(self.rows.device, torch.float64)
         if self.quick:
             # Two numbers in float32 for one in float64, and no vector is cast: what is rounded is the sum alone.
             coarse = St.float()
             fine = (St - coarse.double()).float()
             for part in slices(self.n, count + p, self.rows.device, STREAMED):
-                rows = self.rows[:count, part]
-                self.rows[:p, part] = (coarse @ rows).addmm_(fine, rows)
+                new[:, part] = (coarse @ old[:, part]).addmm_(fine, old[:, part])
             return
-        for part, cast in _portions(self.rows[:count]):
-            self.rows[:p, part] = St @ cast
+        for part, cast in _portions(old):
+            new[:, part] = St @ cast
 
     def combine(self, S: Tensor, dtype: torch.dtype) -> Basis:
         """The combinations as vectors of their own, on the device."""

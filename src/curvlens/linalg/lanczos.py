@@ -7,6 +7,7 @@ the ends of the spectrum. (`docs/math.md`, "Lanczos")
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -179,15 +180,18 @@ class Lanczos:
         if known is None:
             c, before = self.basis.sweep(w, count)
         else:
-            c, before = self.basis.sweep(w, count, first=len(known))
-            c = torch.cat([known, c])
+            c = torch.cat([known, torch.tensor([self.basis.along(len(known), w)], dtype=torch.float64)])
+            before = float("nan")
         after, rest, rounds = before, float(c.norm()), 0
-        while rest > self._orthogonal * after and rounds < 5:
+        while not rest <= self._orthogonal * after and rounds < 5:
             c = c.to(self.products.dtype).double()  # as it is subtracted
             column += c
             c, after = self.basis.sweep(w, count, subtract=c)
             rest, rounds = float(c.norm()), rounds + 1
-        return column + c, before, after, after > 0 and rest <= 0.5 * after
+        column += c
+        if known is not None:
+            before = math.hypot(after, float(column.norm()))
+        return column, before, after, after > 0 and rest <= 0.5 * after
 
     def _place(self, w: Tensor, j: int) -> bool:
         """Orthogonalise a vector, in place, normalise and store it; whether something was left of it."""
