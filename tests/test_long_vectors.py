@@ -128,7 +128,7 @@ def test_few_basis_vectors(name: str, extra: int, ends: Any) -> None:
         "magnitude": values[values.abs().argsort(descending=True)[:2].sort().values],
     }[ends]
     basis = len(truth) + 3 + (ends in ("both", "magnitude")) + extra
-    rest = max(3, 2 * len(truth) + 2 - basis)
+    rest = max(3, len(truth), 2 * len(truth) + 2 - basis)
     result = cl.eigs(A, 2, ends, memory=(basis + rest) * 8 * len(A), tol=1e-6, max_products=2000)
     assert result.provenance["basis"] <= basis + 1
     assert bool(result.converged.all())

@@ -186,6 +186,7 @@ class _Search:
         theta, S, residuals = lanczos.ritz()
         pick = plan.wanted(theta)
         values, residuals, S = theta[pick], residuals[pick], S[:, pick]
+        lanczos.forget_directions()
         X = lanczos.basis.combine(S, products.dtype)
         lanczos.basis.rows = lanczos.basis.rows[:0].clone()
         residuals = residuals.clamp(min=10 * products.eps * self.lanczos.norm)  # estimates know nothing of rounding

@@ -129,6 +129,11 @@ class Lanczos:
             self.given_up.append((direction, self.outward))
         self.outward = torch.zeros(self.size, dtype=torch.float64)
 
+    def forget_directions(self) -> None:
+        """Free what is only needed to go on: the vector that waits, and those given up."""
+        self._waiting = None
+        self.given_up.clear()
+
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
         """Ritz values, ascending; their vectors in the basis; estimates of their residuals."""
         theta, S = torch.linalg.eigh(self.T[: self.size, : self.size])

@@ -56,8 +56,11 @@ class Needs:
         return min(self.n, self.count + FEWEST + self.sides - 1)
 
     def beside(self) -> int:
-        """What is held beside basis and kept graphs: a product, and the direction that was given up for a chain."""
-        return self.vector + max(self.product.work, 2 * self.vector)
+        """What is held beside basis and kept graphs: a product and the direction that was given up for a chain.
+
+        In the end there are the vectors that come back, which are more if many are asked for.
+        """
+        return max(self.vector + max(self.product.work, 2 * self.vector), self.count * self.vector)
 
     def total(self, capacity: int) -> int:
         """Everything, at its peak: in the search, or when the vectors that come back are multiplied."""
