@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
+import coverage
 import pytest
 import torch
 from hypothesis import settings
@@ -30,3 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Not in pyproject.toml: there pytest imports curvlens to find the class, before jaxtyping can hook in.
     config.addinivalue_line("filterwarnings", "error::curvlens.CurvlensWarning")
+
+
+@pytest.fixture
+def uncovered() -> Iterator[None]:
+    """For interrupts at any moment: one in coverage, which holds a lock while it meets a file, would hang the tests."""
+    running = coverage.Coverage.current()
+    if running is not None:
+        running.stop()
+    yield
+    if running is not None:
+        running.start()

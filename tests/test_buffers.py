@@ -159,6 +159,7 @@ def test_a_table_that_grows_is_put_back_with_its_length() -> None:
     assert relative(found, Truth(model, [(X, Y)], rows, square=True).hessian) < 1e-12
 
 
+@pytest.mark.usefixtures("uncovered")
 def test_interrupts_leave_buffers_alone() -> None:
     model = Counting().double()
     held, v = cl.Problem(model, (X, Y), cl.losses.MSE(), memory=0), direction(19)

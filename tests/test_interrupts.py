@@ -16,6 +16,8 @@ from interrupts import inside, interrupted_at, interrupted_within, moments, surr
 from small import direction, gpt, relative, tokens_and_labels
 from truth import Truth
 
+pytestmark = pytest.mark.usefixtures("uncovered")
+
 CHANGING = ("contextlib.py", "torch/overrides.py", "exchange.py", "surroundings.py", "precision.py", "sdpa/mode.py")
 """Files in which states of torch are changed: where an interrupt once lost a mode, or left one behind."""
 
