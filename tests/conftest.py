@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
-import coverage
 import pytest
 import torch
 from hypothesis import settings
@@ -37,9 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def uncovered() -> Iterator[None]:
     """For interrupts at any moment: one in coverage, which holds a lock while it meets a file, would hang the tests."""
-    running = coverage.Coverage.current()
-    if running is not None:
-        running.stop()
+    tracing = sys.gettrace()
+    sys.settrace(None)
     yield
-    if running is not None:
-        running.start()
+    sys.settrace(tracing)
