@@ -874,13 +874,25 @@ def test_a_budget_cuts_the_data_and_changes_no_row() -> None:
         assert float(tight[row.path].total.trace) == pytest.approx(float(row.total.trace), rel=1e-10, abs=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::curvlens.CurvlensWarning")  # float32
 def test_a_budget_that_cannot_be_kept_is_told_before_the_first_probe() -> None:
     problem, seen = small.problem(), list[int]()
     with pytest.raises(cl.CurvlensError, match=r"needs .* for probes alone .* 1.953 KiB are allowed.*Raise memory="):
         cl.profile(problem, samples=4, memory=2000, progress=lambda done, total: seen.append(done))
     with pytest.raises(cl.CurvlensError, match=r"for the largest eigenvalue.*Leave it out: top=False"):
-        cl.profile(wide(), samples=4, memory="20MB", progress=lambda done, total: seen.append(done))
+        cl.profile(wide(), samples=4, memory="18MB", progress=lambda done, total: seen.append(done))
     assert not seen
+
+
+@pytest.mark.parametrize("size", [60, 80, 100, 120, 200, 400])
+def test_what_is_enough_stays_enough(size: int) -> None:
+    """Once refused with 80 KB, which 60 KB was enough for, or after all probes, by the search for eigenvalues."""
+    problem = small.problem()
+    seen = list[int]()
+    found = cl.profile(problem, samples=4, memory=f"{size}KB", progress=lambda done, total: seen.append(done))
+    assert found.adds_up
+    assert found.hessian.top is not None
+    assert seen
 
 
 def test_the_forecast_is_logged_before_the_first_probe(caplog: pytest.LogCaptureFixture) -> None:

@@ -458,3 +458,23 @@ def test_what_it_takes_is_told_where_there_is_no_terminal(script: Path, monkeypa
     small = CliRunner().invoke(app, ["profile", f"{script}:make", "--memory", "1kB"])
     assert small.exit_code == 1
     assert "Raise memory=" in " ".join(small.output.split())
+
+
+def test_a_reader_that_has_enough_is_no_error_of_the_code(tmp_path: Path) -> None:
+    """`curvlens profile … | head -1` once said that the user's code had ended the program."""
+    code = tmp_path / "own.py"
+    code.write_text(
+        "import torch, curvlens as cl\n"
+        "def make():\n"
+        "    x, y = torch.ones(3, 2).double(), torch.zeros(3, 1).double()\n"
+        "    return cl.Problem(torch.nn.Linear(2, 1).double(), (x, y), cl.losses.MSE())\n"
+    )
+    command = [sys.executable, "-m", "curvlens", "profile", f"{code}:make", "--samples", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    told = process.stderr.read()
+    process.wait()
+    assert "ended the program" not in told
+    assert "Traceback" not in told

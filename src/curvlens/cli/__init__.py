@@ -41,7 +41,10 @@ def _told(action: Callable[[], None]) -> None:
     except CurvlensError as error:
         err.print(str(error), style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None
-    except SystemExit as error:  # of a model's forward pass: nothing was computed, whatever code it gave
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # the reader of our output has enough of it
+            raise typer.Exit(1) from None
+        # of a model's forward pass: nothing was computed, whatever code it gave
         said = f"The code that was given ended the program: sys.exit({error.code!r}). Nothing was computed."
         err.print(said, style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 from curvlens.errors import CurvlensError
 from curvlens.linalg.limits import readable_time
+from curvlens.linalg.needs import Needs
 from curvlens.linalg.plan import ROOMY, SMALL
+from curvlens.linalg.products import Products
 from curvlens.memory import available_bytes, parse_bytes, readable
 from curvlens.operators.engine import engine_of
+from curvlens.operators.hessian import hessian
 from curvlens.operators.modules import Traces
 from curvlens.problem import Problem
 
@@ -97,10 +100,13 @@ class Sizes:
         forms = Hz + max(self.trace + group * self.forms, group * self.sliced)
         return self.kept + z + max(product, forms)
 
-    def top(self, search: int) -> int:
-        """The peak of a search for eigenvalues that takes so many bytes itself, and of what follows it."""
-        product = self.graph + 2 * self.outputs + self.total
-        return self.kept + max(search + self.vector + product, 2 * self.vector + self.trace + self.forms)
+    def beside(self, needs: Needs) -> int:
+        """What is held beside a search: the traces that are kept, and outputs in work."""
+        return max(self.kept - needs.product.kept, 0) + 2 * self.outputs
+
+    def top(self, needs: Needs, search: int) -> int:
+        """The peak of a search for eigenvalues that takes so many bytes, and of the forms that follow it."""
+        return max(self.beside(needs) + search, self.kept + 2 * self.vector + self.trace + self.forms)
 
 
 def prepared(
@@ -118,23 +124,33 @@ def prepared(
         traces = Traces(inner)
         traces.known()
         sizes, pieces = Sizes.of(traces), engine_of(inner).n_pieces
-        if sizes.probes(FEWEST_TOGETHER) <= limit or not inner.memory:
+        needs = _needs(inner) if search and not traces.blocked else None
+        probes = sizes.probes(FEWEST_TOGETHER)
+        top = 0 if needs is None else sizes.top(needs, needs.total(needs.fewest))
+        if max(probes, top) <= limit or not inner.memory:
             break
         inner = _with_memory(problem, min(inner.memory // 2, limit - min(limit, least)))
-    needed = sizes.probes(FEWEST_TOGETHER)
-    if needed > limit:
-        raise _too_little(problem, needed, limit, f"probes, with the data in {max(pieces, 1)} pieces")
+    if probes > limit:
+        cut = "" if pieces < 2 else f", with the data in {pieces} pieces"
+        raise _too_little(problem, probes, limit, f"probes{cut}")
+    if top > limit:
+        raise _too_little(problem, top, limit, "the largest eigenvalue", "Leave it out: top=False. ")
     group = _group(samples, inner)
     while group > FEWEST_TOGETHER and sizes.probes(group) > limit:
         group -= 1
-    basis = _search(problem, sizes, limit, memory is None) if search and not traces.blocked else 0
+    basis = 0
+    if needs is not None:
+        n = problem.layout.size
+        most = needs.total(n if n <= SMALL else ROOMY)
+        room = limit - sizes.beside(needs)
+        basis = max(min(most, min(limit // 4, room) if memory is None else room), needs.total(needs.fewest))
     rebuilt = (bool(sizes.graph) + bool(sizes.trace)) * -(-samples // group)
     forecast = Forecast(
         parameters=problem.layout.size,
         probes=samples,
         group=group,
         pieces=max(pieces, 1),
-        memory=max(sizes.probes(group), sizes.top(basis) if basis else 0),
+        memory=max(sizes.probes(group), 0 if needs is None else sizes.top(needs, basis)),
         seconds=traces.seconds * (BUILDS * samples + rebuilt),
         search=basis,
     )
@@ -156,17 +172,10 @@ def _group(samples: int, problem: Problem) -> int:
     return min(samples, max(FEWEST_TOGETHER, held // (2 * problem.layout.size * problem.dtype.itemsize)))
 
 
-def _search(problem: Problem, sizes: Sizes, limit: int, default: bool) -> int:
-    """Bytes for the search for two eigenvalues: as many as help, or as there are."""
-    n, width = problem.layout.size, max(problem.dtype.itemsize, 4)
-    count = min(2, n)
-    fixed = (count + 4) * n * width
-    roomy = fixed + (n if n <= SMALL else ROOMY) * n * width
-    least = fixed + min(n, count + 8) * n * width
-    room = limit - sizes.top(0)
-    if least > room:
-        raise _too_little(problem, sizes.top(least), limit, "the largest eigenvalue", "Leave it out: top=False. ")
-    return max(min(roomy, limit // 4 if default else room), least)
+def _needs(problem: Problem) -> Needs:
+    """What the search for the two largest eigenvalues takes."""
+    products = Products(hessian(problem), symmetric=True)
+    return Needs.of(products, min(2, products.n), 1, products.dtype, "device")
 
 
 def _too_little(problem: Problem, needed: int, limit: int, what: str, instead: str = "") -> CurvlensError:
