@@ -538,6 +538,27 @@ def test_parameters_are_chosen_by_block() -> None:
         cl.Problem(gpt2(reference()), data, loss, params="h.0.attn.q")
     fused = cl.Problem(gpt2(reference()), data, loss, params="*.0.attn.c_attn.weight")
     assert list(fused.blocks) == ["h.0.attn.q", "h.0.attn.k", "h.0.attn.v"]
+    with pytest.raises(cl.CurvlensError, match="chosen as a whole"):
+        cl.Problem(gpt2(reference()), data, loss, params=["h.0.attn.q", "h.0.attn.v", "h.0.attn.q.0"])
+
+
+@pytest.mark.parametrize(
+    ("params", "missing"),
+    [
+        ("h.0", ""),
+        ("h.0.*", ""),
+        (["h.0.attn.q", "h.0.attn.k", "h.0.attn.v"], "attn.c_proj ln_1 ln_2 mlp"),
+        (["h.0.attn.v", "*.0.attn.k.*", "h.0.attn.q.*"], "attn.c_proj ln_1 ln_2 mlp"),
+    ],
+)
+def test_parts_that_are_the_whole_choose_it(params: str | list[str], missing: str) -> None:
+    """Queries, keys and values in one tensor: together they are that tensor."""
+    data, loss = {"input_ids": torch.randint(7, (3, 5))}, cl.losses.CausalLM()
+    model = gpt2(reference())
+    problem = cl.Problem(model, data, loss, params=params)
+    layer = [name for name, _ in model.named_parameters() if name.startswith("transformer.h.0.")]
+    wanted = [name for name in layer if not any(f".{item}." in name for item in missing.split())]
+    assert list(problem.layout.names) == wanted
 
 
 def test_the_map_as_text() -> None:

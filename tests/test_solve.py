@@ -41,6 +41,22 @@ def test_indefinite(scale: float) -> None:
     assert all(b <= a * (1 + 1e-9) for a, b in zip(solution.history[:-1], solution.history[1:], strict=True))
 
 
+@pytest.mark.full
+def test_a_plateau_is_waited_for() -> None:
+    """400 eigenvalues of both signs from 1e-4 to 1: hundreds of steps gain nothing, and then it converges."""
+    from curvlens.linalg import solve
+
+    generator = torch.Generator().manual_seed(0)
+    sizes = 10 ** (-4 * torch.rand(400, generator=generator, dtype=torch.float64))
+    A = matrix(sizes * (torch.rand(400, generator=generator) - 0.5).sign())
+    b = A @ rhs(400)
+    solution = solve(A, b, max_products=20_000)
+    assert solution.converged
+    assert float((A @ solution.x - b).norm() / b.norm()) <= 1e-8
+    best = np.minimum.accumulate(solution.history)
+    assert (best[100:] > 0.99 * best[:-100]).any()  # stood still for longer than 100 steps
+
+
 @pytest.mark.parametrize("of", [cl.hessian, cl.ggn])
 def test_of_a_problem(of: Any) -> None:
     problem = small.problem()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import prod
 
 import torch
 from torch import nn
@@ -54,13 +56,16 @@ def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn
 def _named(model: nn.Module, wanted: Iterable[str]) -> list[str]:
     """The parameters that names of parameters or blocks, or patterns, stand for."""
     parts = map_blocks(model).find(wanted)
-    cut = [part for part in parts if not part.whole]
-    if cut:
-        raise CurvlensError(
-            f"{cut[0].key} is a part of {cut[0].parameter!r}, and parameters are chosen as a whole. Choose "
-            f"params={cut[0].parameter!r}, and the block from the operator, as in H['h.0.attn.q']."
-        )
-    return [part.parameter for part in parts]
+    taken = Counter[str]()
+    for part in parts:
+        taken[part.parameter] += part.size
+    for part in parts:
+        if taken[part.parameter] < prod(part.full):
+            raise CurvlensError(
+                f"{part.key} is a part of {part.parameter!r}, and parameters are chosen as a whole. Choose "
+                f"params={part.parameter!r}, and the block from the operator, as in H['h.0.attn.q']."
+            )
+    return list(taken)
 
 
 def named(

@@ -35,7 +35,7 @@ class Total:
         return self._first or {} if self._sum is None else self.rows.unflatten(self._sum)
 
     def over(self, count: float) -> Tensor:
-        """The sum divided by a number, in the dtype of the parameters."""
+        """The sum divided by a number, in the dtype of the parameters; it is taken, not copied, and gone then."""
         if self._sum is not None:
             return self._sum.div_(count).to(self.dtype)
         return self._written(self._first or {}, count, dtype=self.dtype)
@@ -45,16 +45,19 @@ class Total:
         if self._sum is not None or self.dtype == torch.float64:
             return self.over(count)
         result = torch.zeros(self.rows.size, dtype=self.dtype, device=self.device)
-        for name, part in (self._first or {}).items():
-            result[self.rows.slices[name]] = part.reshape(-1).double().div_(count)
+        parts = self._first or {}
+        for name in list(parts):
+            result[self.rows.slices[name]] = parts.pop(name).reshape(-1).double().div_(count)
         return result
 
     def _written(self, parts: dict[str, Tensor], count: float, dtype: torch.dtype) -> Tensor:
-        """dict[str, Tensor] divided by a number, one behind the other: every number is read and written once."""
+        """Terms divided by a number, one behind the other: every number is read and written once, and each term given
+        up as it is written.
+        """
         result = torch.empty(self.rows.size, dtype=dtype, device=self.device)
         for name, place in self.rows.slices.items():
             if name in parts:
-                torch.div(parts[name].reshape(-1).to(dtype), count, out=result[place])
+                torch.div(parts.pop(name).reshape(-1).to(dtype), count, out=result[place])
             else:
                 result[place] = 0
         return result

@@ -126,9 +126,10 @@ class Needs:
             advice.append("keep the basis in a file with store='some/folder'")
         if self.count > 1 and replace(self, count=1).fitting(allowed) >= replace(self, count=1).fewest:
             advice.append("ask for fewer eigenvalues, as k=1")
-        if self.product.kept > needed - allowed:
+        if self.product.spare > needed - allowed:
             advice.append("keep smaller graphs with Problem(..., memory='100MB')")
-        what = f"{self.count} eigenvectors of {self.n} numbers need {readable(needed)} at least"
+        vectors = f"{self.count} eigenvectors" if self.count > 1 else "One eigenvector"
+        what = f"{vectors} of {self.n} numbers need{'s' * (self.count == 1)} {readable(needed)} at least"
         kept = f" ({readable(self.product.kept)} of them for the graphs of products)" if self.product.kept else ""
         return f"{what}{kept}, {readable(allowed)} are allowed. " + (
             f"To go on, {', or '.join(advice)}." if advice else "Take a block of the operator, as H['h.0']."

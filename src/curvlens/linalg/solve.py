@@ -21,8 +21,9 @@ from curvlens.results.solution import Status
 from curvlens.surroundings import as_found
 
 Method = Literal["cg", "minres"]
-PATIENCE = 100
-"""Steps without one percent of progress after which nothing is expected any more."""
+PATIENCE, LONGEST = 100, 1000
+"""Steps without one percent of progress after which nothing is expected any more: as many as the system has unknowns,
+but 100 at least and 1,000 at most. A nonsingular system may stand still for so long and then converge."""
 
 REACH = 0.8
 """MINRES ends where ‖A r‖ ≤ eps^REACH ‖A‖ ‖r‖, 3e-13 in float64: what is left of b lies in the kernel as far as
@@ -67,6 +68,7 @@ def solve(
     if rtol is None:
         rtol = {torch.float64: 1e-8, torch.float32: 1e-4}.get(products.operator.dtype, 5e-2)
     limit = max_products or 2000
+    patience = max(PATIENCE, min(products.n, LONGEST))
     method = method or ("cg" if products.operator.psd and damping >= 0 else "minres")
     rhs = _vector(products, b, "b")
     x = torch.zeros_like(rhs) if start is None else _vector(products, start, "start")
@@ -79,7 +81,7 @@ def solve(
     rhs, x = rhs / unit, x / unit
     size, why, history = norm(rhs), "converged", []
     status: Status = "converged"
-    best, best_x = math.inf, x.clone()
+    best, best_x, found = math.inf, x.clone(), 0
     if size:
         r = rhs if start is None else rhs - product(x)
         steps = _conjugate_gradients(product, x, r) if method == "cg" else _minres(product, x, r)
@@ -92,13 +94,12 @@ def solve(
                 history.append(residual / size)
                 # Progress by less than a percent may be a drift along what A does not see, with x growing for nothing.
                 if history[-1] < 0.99 * best:
-                    best = history[-1]
+                    best, found = history[-1], len(history)
                     best_x.copy_(x)
                 if history[-1] <= max(0.9 * rtol, products.eps):  # below rounding a recurrence only pretends
                     best_x.copy_(x)
                     break
-                stuck = len(history) > PATIENCE and min(history[-PATIENCE:]) > 0.99 * min(history[:-PATIENCE])
-                if stuck or not history[-1] < 1e6 * max(best, 1):
+                if len(history) - found > patience or not history[-1] < 1e6 * max(best, 1):
                     why = "the residual no longer falls: rounding, or a part of b that A + damping does not reach"
                     status = "stagnated"
                     break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,8 @@ class Footprint:
     """Held from the first product on: graphs, and the copy of the model that they are compared with."""
     work: int
     """Held while a product is computed, its result included and its argument not."""
+    spare: int = 0
+    """Of what is kept, what a smaller budget for graphs would give up: one piece of the data is needed in any case."""
 
 
 def footprint(operator: Operator) -> Footprint:
@@ -29,14 +31,15 @@ def footprint(operator: Operator) -> Footprint:
         return _of_curvature(operator)
     if isinstance(operator, Scaled):
         inner = footprint(operator.inner)
-        return Footprint(inner.kept, max(inner.work, 2 * vector))
+        return replace(inner, work=max(inner.work, 2 * vector))
     if isinstance(operator, Sum):
         parts = [footprint(term) for term, _ in operator.terms]
-        problems = {_owner(term): part.kept for (term, _), part in zip(operator.terms, parts, strict=True)}
-        return Footprint(sum(problems.values()), max(parts[0].work, vector + parts[1].work, 3 * vector))
+        problems = {_owner(term): part for (term, _), part in zip(operator.terms, parts, strict=True)}
+        kept, spare = (sum(getattr(part, what) for part in problems.values()) for what in ("kept", "spare"))
+        return Footprint(kept, max(parts[0].work, vector + parts[1].work, 3 * vector), spare)
     if isinstance(operator, Restricted):
         inner = footprint(operator.inner)
-        return Footprint(inner.kept, inner.work + operator.inner.shape[1] * operator.dtype.itemsize + vector)
+        return replace(inner, work=inner.work + operator.inner.shape[1] * operator.dtype.itemsize + vector)
     return Footprint(0, 2 * vector)
 
 
@@ -57,4 +60,5 @@ def _of_curvature(operator: Curvature) -> Footprint:
     work = 2 * vector if engine.n_pieces == 1 else 2 * vector + exact
     if operator.rows.size != whole:
         work += operator.columns.whole.size * operator.dtype.itemsize + operator.rows.size * operator.dtype.itemsize
-    return Footprint(engine.kept_bytes + engine.point_bytes, work + engine.rebuilt_bytes)
+    spare = max(engine.kept_bytes - engine.largest_bytes, 0)
+    return Footprint(engine.kept_bytes + engine.point_bytes, work + engine.rebuilt_bytes, spare)

@@ -46,7 +46,7 @@ class Result:
         Result.kinds[cls.__name__] = cls
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and texts."""
+        """Plain numbers, lists and texts, as JSON has them: None for what is not finite."""
         return {name: _plain(value) for name, value in self._fields().items()}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -218,7 +218,9 @@ def _explained(path: Path) -> Iterator[None]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
-        return value.tolist()
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, Result):
         return value.to_dict()
     if isinstance(value, dict):

@@ -85,13 +85,13 @@ class ByBlock(Result, Mapping[str, Estimate]):
 
     def _repr_html_(self) -> str:
         cells = "".join(
-            f"<tr><td>{escape(name)}</td><td>{escape(str(estimate))}</td><td>{estimate.samples}</td>"
-            f"<td>{escape(estimate.note)}</td></tr>"
+            f"<tr><td>{escape(printable(name))}</td><td>{escape(str(estimate))}</td><td>{estimate.samples}</td>"
+            f"<td>{escape(printable(estimate.note))}</td></tr>"
             for name, estimate in self.items()
         )
         head = f"<tr><th>{escape(self.by)}</th><th>{escape(self.what)}</th><th>samples</th><th></th></tr>"
-        note = f"<p>{escape(self.note)}</p>" if self.note else ""
-        return f"<p>{escape(self._headline())}</p><table>{head}{cells}</table>{note}"
+        note = f"<p>{escape(printable(self.note))}</p>" if self.note else ""
+        return f"<p>{escape(printable(self._headline()))}</p><table>{head}{cells}</table>{note}"
 
     def table(self) -> list[dict[str, Any]]:
         """A flat record for each block: name, value, stderr, low and high ends of the 95 % interval, samples, note.
