@@ -53,6 +53,9 @@ def test_blocks_of_a_type() -> None:
     assert "embed = unembed" in result.output
     heads = run("blocks", "gpt2", "--by", "head")
     assert "h.0.attn.q.11" in heads.output
+    fewer = run("blocks", "gpt2", "--by", "head", "--heads", "6")
+    assert "h.0.attn.q.5" in fewer.output
+    assert "h.0.attn.q.6" not in fewer.output
 
 
 def test_blocks_of_a_folder(tmp_path: Path) -> None:

@@ -364,10 +364,8 @@ class Problem:
 
         if self._coarsest is not None:
             return self.at(None, action)
-        with (
-            as_written(),
-            HalfInside() as seen,
-        ):  # once: whether fewer digits go through the model than its parameters have
+        # Once: whether fewer digits go through the model than its parameters have.
+        with as_written(), HalfInside() as seen:
             result = self.at(None, action)
         self._coarsest = seen.dtype or self.dtype
         if self.dtype not in HALF and not torch.is_autocast_enabled(self.device.type):

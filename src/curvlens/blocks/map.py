@@ -31,7 +31,8 @@ ATTENTION = re.compile(r"(?:^|\.)(?:attn|cross)\.(?:q|k|v|o|qkv|kv)$|(?i:attn|at
 def _unknown_heads(names: Iterable[str]) -> str:
     return (
         f"how many heads {listing(names)} have is not known. Say it: Problem(..., heads=6), or by attention "
-        "heads={'h.0.attn': 6}; with grouped queries those of queries and keys, heads=(6, 2)."
+        "heads={'h.0.attn': 6}; with grouped queries those of queries and keys, heads=(6, 2). `curvlens blocks` has "
+        "--heads 6."
     )
 
 

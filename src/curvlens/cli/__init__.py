@@ -86,9 +86,12 @@ def blocks(
     by: Annotated[
         Literal["block", "head", "layer", "role", "parameter"], typer.Option(help="What a row of the table is.")
     ] = "block",
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="How many heads the attention has, where the model does not tell it.")
+    ] = None,
 ) -> None:
     """Print the named blocks of a model: by which name which part of which parameter is asked for."""
-    _told(lambda: show_blocks(model, by))
+    _told(lambda: show_blocks(model, by, heads))
 
 
 @app.command()

@@ -13,11 +13,11 @@ from curvlens.cli.models import skeleton
 from curvlens.errors import CurvlensWarning, printable
 
 
-def show_blocks(target: str, by: By) -> None:
+def show_blocks(target: str, by: By, heads: int | None = None) -> None:
     """Print the blocks of the model that is named."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CurvlensWarning)  # an unknown architecture is told below the table
-        blocks = map_blocks(skeleton(target)).by(by)
+        blocks = map_blocks(skeleton(target), heads=heads).by(by)
     console = Console()
     console.print(table(blocks))
     console.print(printable(_summary(blocks)), highlight=False, markup=False)
