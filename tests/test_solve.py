@@ -118,6 +118,32 @@ def test_inconsistent_systems_end_at_least_squares(name: str, inside: bool) -> N
         assert float(solution.x.norm()) < 100
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_least_squares_beside_a_large_kernel(seed: int) -> None:
+    """Half of the space is kernel, and b has as much there: the recurrence alone ends up to 2 % above the minimum."""
+    from curvlens.linalg import solve
+
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(26, 26, dtype=torch.float64, generator=generator)
+    A = A + A.T
+    A[:, 13:] = A[13:] = 0
+    b = torch.randn(26, dtype=torch.float64, generator=generator)
+    with pytest.warns(cl.CurvlensWarning, match="least-squares solution"):
+        solution = solve(A, b)
+    assert solution.status == "inconsistent"
+    best = torch.linalg.pinv(A) @ b
+    assert solution.residual == pytest.approx(float((b - A @ best).norm() / b.norm()), rel=1e-12)
+    torch.testing.assert_close(A @ solution.x, A @ best, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("condition", [4, 10, 30])
+def test_half_precision_is_not_inconsistent(condition: float) -> None:
+    from curvlens.linalg import solve
+
+    A = torch.diag(torch.linspace(1, condition, 40)).bfloat16()
+    assert solve(A, torch.ones(40)).converged
+
+
 def test_stagnation_keeps_the_best() -> None:
     from curvlens.linalg import solve
 

@@ -81,20 +81,24 @@ def solve(
     rhs, x = rhs / unit, x / unit
     size, why, history = norm(rhs), "converged", []
     status: Status = "converged"
-    best, best_x, found = math.inf, x.clone(), 0
+    best, best_x, length, found, mark, largest = math.inf, x.clone(), 0.0, 0, math.inf, 0.0
+    eps = float(torch.finfo(rhs.dtype).eps)
     if size:
         r = rhs if start is None else rhs - product(x)
         steps = _conjugate_gradients(product, x, r) if method == "cg" else _minres(product, x, r)
         try:
             for residual, largest in steps:
                 # x so large along the kernel that the rounding of A x can be seen beside what is left of b.
-                if products.eps * largest * norm(x) > 0.1 * max(residual, 0.1 * size):
+                if eps * largest * norm(x) > 0.1 * max(residual, 0.1 * size):
                     why, status = INCONSISTENT, "inconsistent"
                     break
                 history.append(residual / size)
-                # Progress by less than a percent may be a drift along what A does not see, with x growing for nothing.
-                if history[-1] < 0.99 * best:
-                    best, found = history[-1], len(history)
+                if history[-1] < 0.99 * mark:
+                    mark, found = history[-1], len(history)
+                # Progress by less than a percent may be a drift along what A does not see: then x grows for nothing.
+                grown = norm(x)
+                if history[-1] < 0.99 * best or (history[-1] < best and grown <= 1.1 * length):
+                    best, length = history[-1], grown
                     best_x.copy_(x)
                 if history[-1] <= max(0.9 * rtol, products.eps):  # below rounding a recurrence only pretends
                     best_x.copy_(x)
@@ -123,6 +127,15 @@ def solve(
         residual, status = history[0], "inconsistent"
         why = "A + damping is singular to rounding, and no step held what it promised: x is the start; use more damping"
     converged = residual <= rtol
+    if status == "inconsistent" and not converged and largest:
+        try:
+            seen = _least_squares(product, x, rhs, largest, lambda: products.count >= limit - 2)
+        except KeyboardInterrupt:
+            seen, why, status = 0.0, f"interrupted after {products.count} products", "interrupted"
+        residual = norm(rhs - product(x)) / size
+        if seen > 1e-3:
+            status = "stagnated"
+            why = f"A + damping is singular to rounding, and x no least-squares solution: ‖A r‖ = {seen:.0e} ‖A‖ ‖r‖"
     if converged:
         status = "converged"
     else:
@@ -166,6 +179,35 @@ def _conjugate_gradients(product: Product, x: Tensor, r: Tensor) -> Iterator[tup
         square, before = dot(r, r), square
         yield math.sqrt(square), 0.0
         p = r + (square / before) * p
+
+
+def _least_squares(product: Product, x: Tensor, b: Tensor, largest: float, spent: Callable[[], bool]) -> float:
+    """Bring x, in place, to where A sees nothing of what is left of b; ‖A r‖ / (‖A‖ ‖r‖), which is 0 there.
+
+    Conjugate gradients for A² x = A b. All steps lie in the range of A, so that x does not grow along the kernel.
+    """
+    enough = math.sqrt(torch.finfo(b.dtype).eps)
+    r = b - product(x)
+    s = product(r)
+    p, square, steps = s.clone(), dot(s, s), 0
+    best, best_x = math.sqrt(square) / (largest * norm(r)), x.clone()
+    while best > enough and not spent() and steps < PATIENCE:
+        q = product(p)
+        curvature = dot(q, q)
+        if not curvature:
+            break
+        x += (square / curvature) * p
+        r -= (square / curvature) * q
+        s = product(r)
+        square, before = dot(s, s), square
+        p = s + (square / before) * p
+        steps += 1
+        if math.sqrt(square) < best * largest * norm(r):
+            steps = 0 if math.sqrt(square) < 0.5 * best * largest * norm(r) else steps
+            best = math.sqrt(square) / (largest * norm(r))
+            best_x.copy_(x)
+    x.copy_(best_x)
+    return best
 
 
 def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[tuple[float, float]]:
