@@ -110,7 +110,9 @@ def test_inconsistent_systems_end_at_least_squares(name: str, inside: bool) -> N
         solution = solve(A, b, method="minres")
     assert solution.status == "inconsistent"
     true = float((A @ solution.x - b).norm() / b.norm())
-    assert solution.residual == pytest.approx(true, rel=0.02)  # of the nearly singular one, x is 1e14
+    # of the nearly singular one, x is 1e14, and A x is rounded in the second digit
+    rounding = 4 * torch.finfo(torch.float64).eps * float(values.abs().max() * solution.x.norm() / b.norm())
+    assert solution.residual == pytest.approx(true, rel=1e-6, abs=rounding)
     assert solution.residual <= 1.0
     if name != "nearly singular":  # which has no kernel
         kernel = vectors[:, values.abs() < 1e-12]
@@ -136,6 +138,7 @@ def test_least_squares_beside_a_large_kernel(seed: int) -> None:
     torch.testing.assert_close(A @ solution.x, A @ best, rtol=0, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The operator is in bfloat16")
 @pytest.mark.parametrize("condition", [4, 10, 30])
 def test_half_precision_is_not_inconsistent(condition: float) -> None:
     from curvlens.linalg import solve
