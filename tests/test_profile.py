@@ -471,9 +471,12 @@ def test_progress_and_interruption() -> None:
             raise KeyboardInterrupt
 
     with pytest.warns(cl.CurvlensWarning, match=r"interrupted after \d+ of 64 probes"):
-        part = cl.profile(problem, samples=64, top=False, progress=stop)
+        part = cl.profile(problem, samples=64, progress=stop)
     assert 6 <= part.samples < 64
     assert "interrupted" in part.note
+    assert all(row.total.top is None for row in part)  # who stops it does not want to wait for eigenvalues
+    with pytest.warns(cl.CurvlensWarning, match=r"interrupted after 64 of 6400 probes"):
+        cl.profile(small.problem(), samples=6400, progress=stop)  # no group is so long that all is lost
 
 
 def test_hooks_are_gone_and_the_model_is_as_it_was() -> None:

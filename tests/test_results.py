@@ -141,6 +141,28 @@ def test_sums_of_estimates() -> None:
         one + cl.diagonal(A, 8)
 
 
+def test_what_changes_nothing_leaves_the_interval_alone() -> None:
+    norm = NORMS[0]
+    low, high = norm.interval()
+    assert norm.positive
+    for same in (norm + 0, -1 * (-norm), 1 * norm, norm / 1):
+        assert same.interval() == (low, high)
+    assert (-norm).interval() == (-high, -low)
+    assert not (norm - 2 * norm).positive  # a difference may be of either sign
+    with pytest.raises(cl.CurvlensError, match="divided by 0"):
+        norm / 0
+
+
+def test_blocks_that_share_passes_cost_them_once() -> None:
+    G = cl.ggn(small.problem())
+    traces = cl.trace(G, 8, by="parameter")
+    total = sum(traces.values())
+    assert isinstance(total, cl.Estimate)
+    assert total.samples == 8
+    one, other = (cl.trace(G, 8, by="parameter", seed=seed)["embed.weight"] for seed in (0, 1))
+    assert (one + other).samples == 16
+
+
 def test_a_prefix_is_the_sum_of_its_blocks(results: dict[str, Any]) -> None:
     traces = results["blocks"]
     attention = [name for name in traces if name.startswith("h.0.attn.")]

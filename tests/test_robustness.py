@@ -82,6 +82,51 @@ def test_two_operators_of_one_problem_in_two_threads() -> None:
     in_threads(lambda: repeat(H, expected[0]), lambda: repeat(F_, expected[1]))
 
 
+@pytest.mark.parametrize("memory", [None, 0])
+def test_another_thread_draws_no_number_twice(memory: int | None) -> None:
+    """All threads share one generator: putting it back after a product would rewind what another one has drawn."""
+    held, v = cl.Problem(gpt(), tokens_and_labels(), cl.losses.CrossEntropy(), memory=memory), direction(242)
+    drawn: list[float] = []
+    stop: list[bool] = []
+
+    def products() -> None:
+        while not stop:
+            cl.hessian(held) @ v
+
+    def draws() -> None:
+        for _ in range(200):
+            drawn.append(float(torch.rand((), dtype=torch.float64)))
+            time.sleep(0.001)
+        stop.append(True)
+
+    in_threads(products, draws)
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_passes_that_draw_leave_random_numbers_alone() -> None:
+    class Seeded(nn.Module):
+        """Random, and the same in every pass."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = gpt()
+
+        def forward(self, x: Tensor) -> Tensor:
+            torch.manual_seed(3)
+            return self.inner(x) * (1 + 0.1 * torch.rand(()))  # type: ignore[no-any-return]
+
+    torch.manual_seed(1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*tokens_and_labels()), batch_size=2)
+    for held in (
+        cl.Problem(Seeded(), tokens_and_labels(), cl.losses.CrossEntropy()),
+        cl.Problem(gpt(), loader, cl.losses.CrossEntropy(), memory=0),
+    ):
+        before = torch.get_rng_state()
+        cl.hessian(held) @ direction(242)
+        held.loss()
+        assert torch.equal(before, torch.get_rng_state())
+
+
 INTERRUPTED = """
 import os, signal, sys, time
 import torch

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from curvlens import batches
 from curvlens.batches import Batch
 from curvlens.buffers import Writes
 from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing
-from curvlens.losses import Loss
+from curvlens.losses import CausalLM, CrossEntropy, Loss
 from curvlens.pieces import Piece
 
 SumAndCount = Callable[[Piece], tuple[Tensor, float]]
@@ -39,10 +38,15 @@ def active_dropouts(model: nn.Module) -> list[str]:
 
 def draws(device: torch.device, action: Callable[[], object]) -> bool:
     """Whether something takes numbers from the random generator of a device."""
-    state = partial(torch.cuda.get_rng_state, device) if device.type == "cuda" else torch.get_rng_state
-    before = state()
+    before = rng_state(device)
     action()
-    return not torch.equal(before, state())
+    return not torch.equal(before, rng_state(device))
+
+
+def rng_state(device: torch.device) -> Tensor:
+    """The state of the random generators that a pass on a device may draw from."""
+    own = torch.get_rng_state()
+    return torch.cat([own, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else own
 
 
 def active_batch_norms(model: nn.Module) -> list[str]:
@@ -172,10 +176,19 @@ def graph_nodes(tensors: Iterable[Tensor], until: Iterable[Any] = ()) -> Iterato
 
 
 @contextmanager
-def explained_batch(batch: Batch, dtype: torch.dtype) -> Iterator[None]:
-    """torch's complaints about a batch that does not fit the model, with the fix."""
+def explained_batch(batch: Batch, dtype: torch.dtype, model: nn.Module, loss: Loss) -> Iterator[None]:
+    """What torch and models say of a batch that does not fit the model, with the fix."""
     try:
         yield
+    except ValueError as error:
+        config = getattr(model, "config", None)
+        plain = isinstance(loss, CrossEntropy) and not isinstance(loss, CausalLM)
+        if not getattr(config, "is_encoder_decoder", False) or not plain:
+            raise
+        raise CurvlensError(
+            f"The model is an encoder-decoder, and {type(loss).__name__} gives its decoder no input. Use "
+            f"losses.CausalLM(), which makes the decoder's inputs from the labels. The model said: {error}"
+        ) from error
     except IndexError as error:
         if "index out of range" not in str(error):  # of the user's own code, perhaps
             raise

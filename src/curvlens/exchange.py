@@ -38,13 +38,15 @@ def lock_of(model: nn.Module) -> threading.RLock:
 
 
 @contextmanager
-def isolated(model: nn.Module, devices: Iterable[torch.device]) -> Iterator[None]:
+def isolated(model: nn.Module, devices: Iterable[torch.device], *, draws: bool = True) -> Iterator[None]:
     """One thread at a time, outside of inference mode, random numbers left alone.
 
+    ``draws`` says whether random numbers may be drawn inside. Only then are the generators put back: all threads share
+    them, and another one that draws meanwhile would draw the same numbers again.
     An interrupt may leave it half-way, as any ``with``; then `guarded`, around every public call, ends it.
     """
     cuda = [torch.cuda.default_generators[d.index or 0] for d in devices if d.type == "cuda"]
-    generators = [torch.default_generator, *cuda]
+    generators = [torch.default_generator, *cuda] if draws else []
     put_back = map(torch.Generator.set_state, generators, [generator.get_state() for generator in generators])
     # Both managers are written in C: no signal falls between them and the block.
     with lock_of(model), torch._C._InferenceMode(False):

@@ -28,6 +28,7 @@ from curvlens.checks import (
     explained,
     explained_batch,
     loss_through_outputs,
+    rng_state,
     warn_low_precision,
 )
 from curvlens.checksum import checksum
@@ -120,6 +121,8 @@ class Problem:
         self._modes: frozenset[tuple[bool, ...]] = frozenset()
         self._written: tuple[str, ...] = ()
         self._first_loss: _FirstLoss | None = None
+        self._draws = True
+        """Whether going through the data or the model draws random numbers: it is not known before the first pass."""
         warn_low_precision(self.dtype)
         self._take(data)
         if self.blocks.headless:  # a forward pass shows how many there are
@@ -128,8 +131,12 @@ class Problem:
     @as_found
     def _take(self, data: Any) -> None:
         with self.isolated():
+            before = rng_state(self.device)
             self.data = Data(data)
+            reading = not torch.equal(before, rng_state(self.device))
+            self._draws = False
             self._check_setting()
+        self._draws |= reading
 
     @as_found
     def _seen_splits(self) -> Any:
@@ -262,8 +269,8 @@ class Problem:
 
     @contextmanager
     def isolated(self) -> Iterator[None]:
-        """One thread at a time, outside of inference mode, random numbers left alone (a DataLoader draws some)."""
-        with isolated(self.model, [self.device]):
+        """One thread at a time, outside of inference mode, random numbers left alone."""
+        with isolated(self.model, [self.device], draws=self._draws):
             yield
 
     # One piece at a time
@@ -453,6 +460,10 @@ class Problem:
         modes = tuple(m.training for m in self.model.modules())
         if modes in self._modes:
             return
+        with isolated(self.model, [self.device]):
+            self._check_modes(modes)
+
+    def _check_modes(self, modes: tuple[bool, ...]) -> None:
         check_batch_norm(self.model)
         piece = Piece(0, 0, 0, batches.to_device(self.data.first(), self.device))
         if piece.size == 0:  # `pieces` leaves it out
@@ -460,7 +471,7 @@ class Problem:
             if filled is None:
                 return
             piece = Piece(0, 0, 0, batches.to_device(filled, self.device))
-        with explained_batch(piece.batch, self.dtype):
+        with explained_batch(piece.batch, self.dtype, self.model, self.loss_function):
             small = piece.split(self.micro_batch)[0] if self.micro_batch is not None and piece.size else piece
             before = checksum(self.model.parameters())
             copied = dataclasses.replace(small, batch=batches.map_tensors(Tensor.clone, small.batch))
@@ -469,7 +480,9 @@ class Problem:
             if self.micro_batch is not None and piece.size != 0:
                 self.check_split(piece)
                 piece = small
+            random = rng_state(self.device)
             total, count = check_deterministic(self.model, self._evaluate_apart, self._evaluate, piece)
+            self._draws |= not torch.equal(random, rng_state(self.device))
             if before != checksum(self.model.parameters()):
                 raise CurvlensError(
                     "The forward pass writes into the parameters (an Embedding with max_norm?): there is no fixed "

@@ -84,13 +84,33 @@ def as_written() -> AbstractContextManager[Any]:
 
 
 def as_found(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """For a public function: torch's states are afterwards as they were, also if it returns after an interrupt."""
+    """For a public function: torch's states are afterwards as they were, also if it returns after an interrupt.
+
+    Torch's own managers may fail as they end after an interrupt, since it took away what they undo. What comes out then
+    is the interrupt all the same.
+    """
 
     @wraps(function)
     def bounded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        return guarded((), lambda: function(*args, **kwargs), found())
+        try:
+            return guarded((), lambda: function(*args, **kwargs), found())
+        except RuntimeError as error:
+            if any(isinstance(one, KeyboardInterrupt) for one in _causes(error)):
+                raise KeyboardInterrupt from error
+            raise
 
     return bounded
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and all that it came from."""
+    todo, seen = [error], set[int]()
+    while todo:
+        one = todo.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            todo.extend(other for other in (one.__context__, one.__cause__) if other is not None)
 
 
 def abandon(error: BaseException) -> None:
@@ -99,13 +119,8 @@ def abandon(error: BaseException) -> None:
     These are context managers that were interrupted as they began or ended, and what a comprehension of ours went
     through.
     """
-    generators, todo, seen = list[Any](), [error], set[int]()
-    while todo:
-        one = todo.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        todo.extend(other for other in (one.__context__, one.__cause__) if other is not None)
+    generators = list[Any]()
+    for one in _causes(error):
         trace = one.__traceback__
         while trace is not None:
             frame, trace = trace.tb_frame, trace.tb_next

@@ -120,16 +120,21 @@ def _computed(problem: Problem, request: Request) -> Profile:
             if not console.is_terminal:
                 told.follow(done, request.samples, last)
 
-        return profile(
-            problem,
-            request.samples,
-            seed=request.seed,
-            top=request.top,
-            spectral=request.spectral or False,
-            memory=request.memory,
-            announce=told.announce,
-            progress=follow,
-        )
+        try:
+            return profile(
+                problem,
+                request.samples,
+                seed=request.seed,
+                top=request.top,
+                spectral=request.spectral or False,
+                memory=request.memory,
+                announce=told.announce,
+                progress=follow,
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            told.say("Stopped before enough probes were done: there is nothing to show.")
+            raise
 
 
 class _Lines:
@@ -143,7 +148,7 @@ class _Lines:
         """What it will take."""
         self._expected = f" of about {readable_time(forecast.seconds)}"
         self._started = self._last = time.monotonic()
-        self._print(str(forecast))
+        self.say(str(forecast))
 
     def follow(self, done: int, total: int, last: str) -> None:
         """A line, if it is time for one."""
@@ -152,9 +157,10 @@ class _Lines:
             return
         self._last = now
         gone = readable_time(now - self._started)
-        self._print(f"{last}, {gone}" if done == total else f"{done} of {total} probes, {gone}{self._expected}")
+        self.say(f"{last}, {gone}" if done == total else f"{done} of {total} probes, {gone}{self._expected}")
 
-    def _print(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """A line at once."""
         self._console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -19,8 +19,8 @@ from curvlens.problem import Problem
 
 logger = logging.getLogger("curvlens")
 
-FEWEST_TOGETHER = 2
-"""Norms need pairs of probes, so no group has a single one."""
+FEWEST_TOGETHER, MOST_TOGETHER = 2, 64
+"""Norms need pairs of probes, so no group has a single one. An interrupt loses the work of a group, so none is long."""
 LITTLE = 1 << 27
 """Bytes that vectors may take in any case, if a quarter of the budget is as much."""
 BUILDS = 6.0
@@ -169,7 +169,7 @@ def _group(samples: int, problem: Problem) -> int:
     """How many probes go through the model together: the more meet, the better for norms."""
     # vectors, two a probe, take half of what a kept graph does, or little
     held = max(engine_of(problem).kept_bytes // 2, min(problem.memory // 4, LITTLE))
-    return min(samples, max(FEWEST_TOGETHER, held // (2 * problem.layout.size * problem.dtype.itemsize)))
+    return min(samples, MOST_TOGETHER, max(FEWEST_TOGETHER, held // (2 * problem.layout.size * problem.dtype.itemsize)))
 
 
 def _needs(problem: Problem) -> Needs:

@@ -93,7 +93,8 @@ def profile(
         if len(terms) < FEWEST:
             raise
         note = f"interrupted after {len(terms)} of {samples} probes"
-        warn(f"The profile was {note}; the errors are those of what was done.")
+        warn(f"The profile was {note}; the errors are those of what was done. Eigenvalues were not sought.")
+        top, spectral = False, False
     with torch.device("cpu"):
         result = terms.profile(traces.known(), note, products.provenance(seed=seed, probes=len(terms)))
     if traces.blocked:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SEEDS = "seeds"
 """Where the record of a sum has the seeds of its terms."""
+ROOTS = "roots"
+"""What marks an estimate whose passes were shared by all blocks of a call."""
 
 
 def seeds(estimate: Estimate) -> frozenset[int] | None:
@@ -36,6 +38,8 @@ def seeds(estimate: Estimate) -> frozenset[int] | None:
 
 def shifted(estimate: Estimate, number: float) -> Estimate:
     """A number that is known, added."""
+    if not number:
+        return estimate
     return replace(estimate, value=estimate.value + number, positive=False, fixed=0.0)
 
 
@@ -45,7 +49,7 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
         estimate,
         value=estimate.value * factor,
         stderr=estimate.stderr * abs(factor),
-        positive=estimate.positive and factor > 0,
+        positive=estimate.positive and factor != 0,
         fixed=estimate.fixed * factor**2,
     )
 
@@ -63,14 +67,18 @@ def added(one: Estimate, other: Estimate) -> Estimate:
     stderr = torch.hypot(one.stderr, other.stderr) if independent else one.stderr + other.stderr
     both = sorted((mine or frozenset()) | (theirs or frozenset())) if known else None
     about: dict[str, Any] = {"sum": True, SEEDS: both}
+    # Traces of blocks of one call, by square roots: all of them come from the same passes.
+    shared = bool(one.provenance.get(ROOTS) and other.provenance.get(ROOTS)) and one.samples == other.samples
+    if shared and not independent:
+        about[ROOTS] = True
     return type(one)(
         value=one.value + other.value,
         stderr=stderr,
-        samples=one.samples + other.samples,
+        samples=one.samples if ROOTS in about else one.samples + other.samples,
         dof=_degrees(one, other) if independent else min(one.dof, other.dof),
         note="; ".join(dict.fromkeys(filter(None, (one.note, other.note)))),
         provenance=about,
-        positive=one.positive and other.positive,
+        positive=one.positive and other.positive and bool((one.value * other.value > 0).all()),
     )
 
 

@@ -38,8 +38,8 @@ class Estimate(Result):
     """What a reader has to know: interrupted, accuracy not reached."""
     provenance: Provenance = field(default_factory=dict)
     positive: bool = False
-    """Whether it is a norm, or a trace from squares, of which the logarithm, not the number itself, is spread evenly
-    around its mean."""
+    """Whether it is a norm, or a trace from squares, or a multiple of one: the logarithm of its size, not the number
+    itself, is spread evenly around its mean."""
     fixed: float = 0.0
     """The part of the square of a norm that was computed, not sampled: the logarithm is that of the rest."""
 
@@ -75,16 +75,18 @@ class Estimate(Result):
         if self.exact:
             return self.value, self.value
         half = self.stderr * float(scipy.stats.t.ppf((1 + level) / 2, self.dof))
-        if not self.positive or not bool((self.value > 0).all()):
+        size = self.value.abs()
+        if not self.positive or not bool((size > 0).all()):
             return self.value - half, self.value + half
-        factor = (half / self.value).exp()
-        low, high = self.value / factor, self.value * factor
-        rest = self.value.square() - self.fixed
-        if self.fixed and bool((rest > ROUNDING * self.value.square()).all()):
-            factor = (2 * self.value * half / rest).exp()
+        factor = (half / size).exp()
+        low, high = size / factor, size * factor
+        rest = size.square() - self.fixed
+        if self.fixed and bool((rest > ROUNDING * size.square()).all()):
+            factor = (2 * size * half / rest).exp()
             low = low.minimum((self.fixed + rest / factor).sqrt())
             high = high.maximum((self.fixed + rest * factor).sqrt())
-        return low, high
+        negative = self.value < 0
+        return torch.where(negative, -high, low), torch.where(negative, -low, high)
 
     def __float__(self) -> float:
         if self.value.ndim:
@@ -154,7 +156,10 @@ class Estimate(Result):
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Any) -> Estimate:
-        return arithmetic.scaled(self, 1 / _number(divisor, "/"))
+        number = _number(divisor, "/")
+        if not number:
+            raise CurvlensError("An estimate was divided by 0.")
+        return arithmetic.scaled(self, 1 / number)
 
 
 def _number(value: Any, sign: str) -> float:
