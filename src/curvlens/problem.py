@@ -122,7 +122,7 @@ class Problem:
         self._first_loss: _FirstLoss | None = None
         warn_low_precision(self.dtype)
         self._take(data)
-        if self.blocks.headless:  # a forward pass shows how many there are
+        if self.blocks.headless or self.blocks.doubtful:  # a forward pass shows how many there are
             self.layout = Layout(shapes, named(model, chosen, blocks, heads, self._seen_splits()))
 
     @as_found
@@ -133,8 +133,9 @@ class Problem:
 
     @as_found
     def _seen_splits(self) -> Any:
-        """How a forward pass cuts the queries, keys and values of the attention layers whose heads are not known."""
-        unknown = [name for block in self.blocks.headless for name in self.blocks[block].parameters]
+        """How a forward pass cuts the queries, keys and values of the attention layers whose heads are not certain."""
+        uncertain = (*self.blocks.headless, *self.blocks.doubtful)
+        unknown = [name for block in uncertain for name in self.blocks[block].parameters]
         with self.isolated(), as_written():
             piece = next(self.pieces())
             return apart(self.model, lambda: watch(self.model, unknown, lambda: self._evaluate(piece)))

@@ -116,6 +116,11 @@ class Blocks(Mapping[str, Block]):
         """Blocks that have heads of which nobody told how many."""
         return [block.name for block in self._base._blocks.values() if block.heads_unknown]
 
+    @property
+    def doubtful(self) -> list[str]:
+        """Blocks whose number of heads a module far off tells: a forward pass is to be asked."""
+        return [block.name for block in self._base._blocks.values() if block.heads_doubtful]
+
     def _require_heads(self) -> None:
         """Heads that are asked for are there; what cannot be divided by them is an error, or said."""
         if self.headless:

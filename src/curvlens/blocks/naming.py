@@ -86,6 +86,8 @@ class _Plan:
     entries: list[Entry] = field(default_factory=list)
     headless: set[str] = field(default_factory=set)
     """Parameters whose heads are not known, though they have some."""
+    doubtful: set[str] = field(default_factory=set)
+    """Parameters whose heads a module far off tells."""
 
     @classmethod
     def make(cls, model: nn.Module, family: Family, shapes: Mapping[str, tuple[int, ...]]) -> _Plan:
@@ -102,7 +104,7 @@ class _Plan:
         done = completed(found, attentions(model, self.family, self.shapes), said, splits)
         position = {name: i for i, name in enumerate(self.shapes)}
         self.entries = sorted(done.entries, key=lambda entry: position[entry.parameter])
-        self.headless = done.unknown
+        self.headless, self.doubtful = done.unknown, done.doubtful
         self._settle()
 
     def _settle(self) -> None:
@@ -168,7 +170,8 @@ class _Plan:
             called = _left_over(name, entries) if name in elsewhere else name
             block = _block(called, entries, tuple(aliases.get(name, ())))
             headless = not block.heads and not self.headless.isdisjoint(block.parameters)
-            blocks.append(replace(block, heads_unknown=headless))
+            doubtful = not self.doubtful.isdisjoint(block.parameters)
+            blocks.append(replace(block, heads_unknown=headless, heads_doubtful=doubtful))
         for name in unmapped:
             called = name if name not in named else f"parameter {name}"
             part = oriented(model, name, self.shapes[name])
