@@ -451,6 +451,34 @@ def test_own_family() -> None:
     assert problem.blocks.family == "mixer"
 
 
+def with_rules(*rules: Rule, **options: Any) -> cl.Problem:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    data = (torch.randn(3, 4).double(), torch.randn(3, 4).double())
+    return cl.Problem(model, data, cl.losses.MSE(), blocks=Family("mine", rules), **options)
+
+
+def test_an_own_family_is_used_however_little_it_names() -> None:
+    problem = with_rules(Rule("0.bias", "start", "out"))
+    assert problem.blocks.family == "mine"
+    assert list(problem.blocks) == ["0.weight", "start", "2.weight", "2.bias"]
+    assert with_rules(Rule("0.bias", "start", "out"), params="start").layout.names == ("0.bias",)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Rule("0.wieght", "start", "out in"), r"No rule .*'mine'.*'0.wieght'.*'0.weight', '0.bias'.*Did you mean '0.w"),
+        (Rule("0.weight", "start", "out"), r"axes 'out', and '0.weight' the shape \(6, 4\)"),
+        (Rule("0.weight", "start", "in out"), r"axes 'in out', and '0.weight' the shape \(6, 4\) \(out × in"),
+        (Rule("0.weight", "start.*", "(a/b/c/d out) in"), r"axes '\(a/b/c/d out\) in', .* \(6, 4\)"),
+        (Rule("0.bias", "start", "out in more"), r"axes 'out in more', and '0.bias' the shape \(6,\)"),
+    ],
+)
+def test_an_own_family_that_does_not_fit(rule: Rule, message: str) -> None:
+    with pytest.raises(cl.CurvlensError, match=message):
+        with_rules(rule)
+
+
 # Estimates and eigenvectors
 
 
@@ -559,6 +587,32 @@ def test_parts_that_are_the_whole_choose_it(params: str | list[str], missing: st
     layer = [name for name, _ in model.named_parameters() if name.startswith("transformer.h.0.")]
     wanted = [name for name in layer if not any(f".{item}." in name for item in missing.split())]
     assert list(problem.layout.names) == wanted
+
+
+@pytest.mark.parametrize("params", ["h.0.attn.q", "h.0.attn.q.1", "h.0.attn.k.?"])
+def test_a_part_of_a_tensor_names_all_parameters_of_its_block(params: str) -> None:
+    data, loss = {"input_ids": torch.randint(7, (3, 5))}, cl.losses.CausalLM()
+    fused = r"\['transformer\.h\.0\.attn\.c_attn\.weight', 'transformer\.h\.0\.attn\.c_attn\.bias'\]"
+    with pytest.raises(cl.CurvlensError, match=f"params={fused}"):
+        cl.Problem(gpt2(reference()), data, loss, params=params, heads=3)
+
+
+def test_parameters_are_chosen_by_own_names() -> None:
+    data, loss = {"input_ids": torch.randint(7, (3, 5))}, cl.losses.CausalLM()
+    own = {"mine": ["h.0.mlp.up", "h.1.norm1"]}
+    problem = cl.Problem(gpt2(reference()), data, loss, params="mine", blocks=own)
+    assert list(problem.blocks) == ["mine"]
+    assert len(problem.layout.names) == 4
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "transformer.wte.weight"])
+def test_a_frozen_tensor_is_refused_by_any_of_its_names(name: str) -> None:
+    model: Any = gpt2(reference())
+    model.lm_head.weight = model.transformer.wte.weight
+    model.transformer.wte.weight.requires_grad_(False)
+    data = {"input_ids": torch.randint(7, (3, 5))}
+    with pytest.raises(cl.CurvlensError, match=f"'{name}' is frozen"):
+        cl.Problem(model, data, cl.losses.CausalLM(), params=[name, "transformer.ln_f.weight"])
 
 
 def test_the_map_as_text() -> None:

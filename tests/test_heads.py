@@ -279,3 +279,9 @@ def test_heads_along_the_last_axis_are_not_claimed(how: str, far: dict[str, Any]
     assert p.blocks["h.0.attn.q"].n_heads == 0
     with pytest.raises(cl.CurvlensError, match=r"how many heads .* is not known"):
         p.blocks.by("head")
+
+
+def test_a_head_as_a_parameter_is_told_that_it_is_a_part() -> None:
+    with pytest.raises(cl.CurvlensError, match="chosen as a whole") as error:
+        problem(model(how="split"), params="h.0.attn.q.1", heads=4)
+    assert "not known" not in str(error.value)

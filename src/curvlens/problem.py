@@ -103,7 +103,7 @@ class Problem:
         self.model = model
         self.loss_function = copy.copy(as_loss(loss)).for_model(model)
         self.micro_batch = micro_batch
-        chosen = choose(model, params)
+        chosen = choose(model, params, blocks, heads)
         shapes = {name: tuple(p.shape) for name, p in chosen.items()}
         self.layout = Layout(shapes, named(model, chosen, blocks, heads))
         self.device, self.dtype = device_and_dtype(model, chosen)

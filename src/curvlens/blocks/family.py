@@ -135,7 +135,10 @@ def stored_as(axes: str, shape: tuple[int, ...], around: Sequence[nn.Module]) ->
     linear = isinstance(owner, nn.Linear)
     if len(shape) != 2 or not (linear or type(owner).__name__ == "Conv1D"):
         return True
-    first, second = re.findall(r"\([^)]*\)|\S+", axes)
+    words = re.findall(r"\([^)]*\)|\S+", axes)
+    if len(words) != len(shape):
+        return True  # that the rule does not fit is found when it is to cut
+    first, second = words
     inputs_last = "in" in re.findall(r"\w+", second) or "out" in re.findall(r"\w+", first)
     return inputs_last == linear
 
