@@ -296,7 +296,7 @@ def test_unknown_names() -> None:
         H["h.0.atn.q"]
     with pytest.raises(cl.CurvlensError, match=r"Blocks: 'embed', 'pos', 'h\.0\.norm1'"):
         H["xyz"]
-    for part, pattern in (("attn", "'\\*.attn.\\*'"), ("h", "'h.\\*'"), ("q", "'\\*.q'")):
+    for part, pattern in (("attn", "'\\*.attn.\\*'"), ("q", "'\\*.q'")):
         with pytest.raises(cl.CurvlensError, match=f"For all of them: {pattern}"):
             H[part]
     assert H["*.attn.*"].shape[0] == sum(H[f"attn.{letter}"].shape[0] for letter in "qkvo")
@@ -304,6 +304,42 @@ def test_unknown_names() -> None:
         H[3]
     with pytest.raises(KeyError, match=r"h\.0\.attn\.q"):
         on_tokens(gpt2(reference())).blocks["h.0.atn.q"]
+
+
+def test_the_beginning_of_names_is_their_union() -> None:
+    problem = on_tokens(gpt2(reference()))
+    H = cl.hessian(problem)
+    assert H["h.0.attn"].rows == H["h.0.attn.*"].rows
+    assert H["h.0.attn", "h.1.mlp"].shape == (H["h.0.attn.*"].shape[0], H["h.1.mlp.*"].shape[0])
+    assert H["h"].rows == H["h.*"].rows
+    assert H["transformer.h.0.attn"].shape == H["h.0.attn"].shape
+    for name in ("h.0.att", "h.9", "h.0.attn.x"):
+        with pytest.raises(cl.CurvlensError, match="No block or parameter is called"):
+            H[name]
+    data = {"input_ids": torch.randint(7, (3, 5))}
+    chosen = cl.Problem(problem.model, data, cl.losses.CausalLM(), params="h.0.attn")
+    assert list(chosen.blocks) == [f"h.0.attn.{role}" for role in "qkvo"]
+    plain = cl.Problem(nn.Sequential(nn.Linear(3, 2)), (torch.ones(1, 3), torch.ones(1, 2)), cl.losses.MSE())
+    assert cl.hessian(plain)["0"].shape == (8, 8)
+
+
+def test_an_unknown_name_lists_the_blocks_once() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    H = cl.hessian(cl.Problem(model, (torch.ones(1, 2), torch.ones(1, 2)), cl.losses.MSE()))
+    with pytest.raises(cl.CurvlensError) as error:
+        H["nothing"]
+    assert str(error.value).count("'0.weight'") == 1
+
+
+def test_a_layer_that_cannot_be_is_not_looked_for_elsewhere() -> None:
+    G = cl.ggn(fused_problem())
+    by_block, by_layer = (cl.trace(G, 2, by=by) for by in ("block", "layer"))
+    for found, name in ((by_block, "h.9"), (by_layer, "h.9"), (by_layer, "h.9.attn.q")):
+        with pytest.raises(KeyError) as error:
+            found[name]
+        assert "It may be" not in str(error.value)
+    with pytest.raises(KeyError, match="by='block'"):
+        by_layer["h.1.attn.q"]
 
 
 def test_unknown_architecture_has_one_block_a_parameter() -> None:
