@@ -254,8 +254,33 @@ def test_a_number_far_off_does_not_overrule_a_pass(far: dict[str, Any], how: str
     assert stack("split", **far)[1].blocks["h.0.attn.q"].n_heads not in (0, 4)  # nor does this pass show one
 
 
+@pytest.mark.parametrize("far", [{}, {"heads": 2}], ids=str)
+def test_outputs_that_are_chosen_alone_have_the_heads_of_the_queries(far: dict[str, Any]) -> None:
+    of, whole = stack(**far)
+    p = cl.Problem(of, whole.data.source, cl.losses.MSE(), params="h.0.attn.o")
+    assert p.blocks["h.0.attn.o"].n_heads == 4
+
+
+def test_queries_that_are_turned_before_they_are_moved() -> None:
+    """With rotary positions only the values are moved as they were viewed; grouped queries."""
+    of, _ = stack()
+    attn = of.layers[0]["self_attn"]
+    attn.k_proj, attn.v_proj = nn.Linear(12, 6).double(), nn.Linear(12, 6).double()
+
+    def forward(x: Tensor) -> Tensor:
+        q, k = ((proj(x).view(2, 5, n, 3) * 2).transpose(1, 2) for proj, n in ((attn.q_proj, 4), (attn.k_proj, 2)))
+        k, v = (y.repeat_interleave(2, 1) for y in (k, attn.v_proj(x).view(2, 5, 2, 3).transpose(1, 2)))
+        y: Tensor = attn.o_proj(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return y
+
+    attn.forward = forward
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    p = cl.Problem(of, (x, x), cl.losses.MSE())
+    assert [p.blocks[f"h.0.attn.{role}"].n_heads for role in "qkvo"] == [4, 2, 2, 4]
+
+
 def test_the_attention_itself_is_believed_without_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(self: cl.Problem) -> None:
+    def never(self: cl.Problem, whole: Any) -> None:
         raise AssertionError("a pass for heads that are certain")
 
     monkeypatch.setattr(cl.Problem, "_seen_splits", never)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from curvlens import batches
 from curvlens.batches import Data
-from curvlens.blocks import Blocks, Family, Heads, Layout, watch
+from curvlens.blocks import Blocks, Family, Heads, Layout, map_blocks, watch
 from curvlens.buffers import Watch, copies, writes
 from curvlens.checks import (
     check_batch_norm,
@@ -123,7 +123,9 @@ class Problem:
         warn_low_precision(self.dtype)
         self._take(data)
         if self.blocks.headless or self.blocks.doubtful:  # a forward pass shows how many there are
-            self.layout = Layout(shapes, named(model, chosen, blocks, heads, self._seen_splits()))
+            rules = blocks if isinstance(blocks, Family) else None
+            seen = self._seen_splits(map_blocks(model, own=rules, heads=heads))
+            self.layout = Layout(shapes, named(model, chosen, blocks, heads, seen))
 
     @as_found
     def _take(self, data: Any) -> None:
@@ -132,10 +134,12 @@ class Problem:
             self._check_setting()
 
     @as_found
-    def _seen_splits(self) -> Any:
-        """How a forward pass cuts the queries, keys and values of the attention layers whose heads are not certain."""
-        uncertain = (*self.blocks.headless, *self.blocks.doubtful)
-        unknown = [name for block in uncertain for name in self.blocks[block].parameters]
+    def _seen_splits(self, whole: Blocks) -> Any:
+        """How a forward pass cuts the queries, keys and values of the attention layers whose heads are not certain.
+
+        ``whole`` is the map of all parameters: queries tell the heads of outputs that were chosen alone.
+        """
+        unknown = [name for block in (*whole.headless, *whole.doubtful) for name in whole[block].parameters]
         with self.isolated(), as_written():
             piece = next(self.pieces())
             return apart(self.model, lambda: watch(self.model, unknown, lambda: self._evaluate(piece)))
