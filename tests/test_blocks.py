@@ -296,7 +296,7 @@ def test_unknown_names() -> None:
         H["h.0.atn.q"]
     with pytest.raises(cl.CurvlensError, match=r"Blocks: 'embed', 'pos', 'h\.0\.norm1'"):
         H["xyz"]
-    for part, pattern in (("attn", "'\\*.attn.\\*'"), ("h", "'h.\\*'"), ("q", "'\\*.q'")):
+    for part, pattern in (("attn", "'\\*.attn.\\*'"), ("q", "'\\*.q'")):
         with pytest.raises(cl.CurvlensError, match=f"For all of them: {pattern}"):
             H[part]
     assert H["*.attn.*"].shape[0] == sum(H[f"attn.{letter}"].shape[0] for letter in "qkvo")
@@ -304,6 +304,42 @@ def test_unknown_names() -> None:
         H[3]
     with pytest.raises(KeyError, match=r"h\.0\.attn\.q"):
         on_tokens(gpt2(reference())).blocks["h.0.atn.q"]
+
+
+def test_the_beginning_of_names_is_their_union() -> None:
+    problem = on_tokens(gpt2(reference()))
+    H = cl.hessian(problem)
+    assert H["h.0.attn"].rows == H["h.0.attn.*"].rows
+    assert H["h.0.attn", "h.1.mlp"].shape == (H["h.0.attn.*"].shape[0], H["h.1.mlp.*"].shape[0])
+    assert H["h"].rows == H["h.*"].rows
+    assert H["transformer.h.0.attn"].shape == H["h.0.attn"].shape
+    for name in ("h.0.att", "h.9", "h.0.attn.x"):
+        with pytest.raises(cl.CurvlensError, match="No block or parameter is called"):
+            H[name]
+    data = {"input_ids": torch.randint(7, (3, 5))}
+    chosen = cl.Problem(problem.model, data, cl.losses.CausalLM(), params="h.0.attn")
+    assert list(chosen.blocks) == [f"h.0.attn.{role}" for role in "qkvo"]
+    plain = cl.Problem(nn.Sequential(nn.Linear(3, 2)), (torch.ones(1, 3), torch.ones(1, 2)), cl.losses.MSE())
+    assert cl.hessian(plain)["0"].shape == (8, 8)
+
+
+def test_an_unknown_name_lists_the_blocks_once() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    H = cl.hessian(cl.Problem(model, (torch.ones(1, 2), torch.ones(1, 2)), cl.losses.MSE()))
+    with pytest.raises(cl.CurvlensError) as error:
+        H["nothing"]
+    assert str(error.value).count("'0.weight'") == 1
+
+
+def test_a_layer_that_cannot_be_is_not_looked_for_elsewhere() -> None:
+    G = cl.ggn(fused_problem())
+    by_block, by_layer = (cl.trace(G, 2, by=by) for by in ("block", "layer"))
+    for found, name in ((by_block, "h.9"), (by_layer, "h.9"), (by_layer, "h.9.attn.q")):
+        with pytest.raises(KeyError) as error:
+            found[name]
+        assert "It may be" not in str(error.value)
+    with pytest.raises(KeyError, match="by='block'"):
+        by_layer["h.1.attn.q"]
 
 
 def test_unknown_architecture_has_one_block_a_parameter() -> None:
@@ -451,6 +487,34 @@ def test_own_family() -> None:
     assert problem.blocks.family == "mixer"
 
 
+def with_rules(*rules: Rule, **options: Any) -> cl.Problem:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    data = (torch.randn(3, 4).double(), torch.randn(3, 4).double())
+    return cl.Problem(model, data, cl.losses.MSE(), blocks=Family("mine", rules), **options)
+
+
+def test_an_own_family_is_used_however_little_it_names() -> None:
+    problem = with_rules(Rule("0.bias", "start", "out"))
+    assert problem.blocks.family == "mine"
+    assert list(problem.blocks) == ["0.weight", "start", "2.weight", "2.bias"]
+    assert with_rules(Rule("0.bias", "start", "out"), params="start").layout.names == ("0.bias",)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Rule("0.wieght", "start", "out in"), r"No rule .*'mine'.*'0.wieght'.*'0.weight', '0.bias'.*Did you mean '0.w"),
+        (Rule("0.weight", "start", "out"), r"axes 'out', and '0.weight' the shape \(6, 4\)"),
+        (Rule("0.weight", "start", "in out"), r"axes 'in out', and '0.weight' the shape \(6, 4\) \(out × in"),
+        (Rule("0.weight", "start.*", "(a/b/c/d out) in"), r"axes '\(a/b/c/d out\) in', .* \(6, 4\)"),
+        (Rule("0.bias", "start", "out in more"), r"axes 'out in more', and '0.bias' the shape \(6,\)"),
+    ],
+)
+def test_an_own_family_that_does_not_fit(rule: Rule, message: str) -> None:
+    with pytest.raises(cl.CurvlensError, match=message):
+        with_rules(rule)
+
+
 # Estimates and eigenvectors
 
 
@@ -559,6 +623,32 @@ def test_parts_that_are_the_whole_choose_it(params: str | list[str], missing: st
     layer = [name for name, _ in model.named_parameters() if name.startswith("transformer.h.0.")]
     wanted = [name for name in layer if not any(f".{item}." in name for item in missing.split())]
     assert list(problem.layout.names) == wanted
+
+
+@pytest.mark.parametrize("params", ["h.0.attn.q", "h.0.attn.q.1", "h.0.attn.k.?"])
+def test_a_part_of_a_tensor_names_all_parameters_of_its_block(params: str) -> None:
+    data, loss = {"input_ids": torch.randint(7, (3, 5))}, cl.losses.CausalLM()
+    fused = r"\['transformer\.h\.0\.attn\.c_attn\.weight', 'transformer\.h\.0\.attn\.c_attn\.bias'\]"
+    with pytest.raises(cl.CurvlensError, match=f"params={fused}"):
+        cl.Problem(gpt2(reference()), data, loss, params=params, heads=3)
+
+
+def test_parameters_are_chosen_by_own_names() -> None:
+    data, loss = {"input_ids": torch.randint(7, (3, 5))}, cl.losses.CausalLM()
+    own = {"mine": ["h.0.mlp.up", "h.1.norm1"]}
+    problem = cl.Problem(gpt2(reference()), data, loss, params="mine", blocks=own)
+    assert list(problem.blocks) == ["mine"]
+    assert len(problem.layout.names) == 4
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "transformer.wte.weight"])
+def test_a_frozen_tensor_is_refused_by_any_of_its_names(name: str) -> None:
+    model: Any = gpt2(reference())
+    model.lm_head.weight = model.transformer.wte.weight
+    model.transformer.wte.weight.requires_grad_(False)
+    data = {"input_ids": torch.randint(7, (3, 5))}
+    with pytest.raises(cl.CurvlensError, match=f"'{name}' is frozen"):
+        cl.Problem(model, data, cl.losses.CausalLM(), params=[name, "transformer.ln_f.weight"])
 
 
 def test_the_map_as_text() -> None:

@@ -81,6 +81,38 @@ def test_blocks_of_own_code(script: Path) -> None:
         assert "0.weight" in result.output
 
 
+POSED = """
+import sys
+import torch
+import curvlens as cl
+
+sys.path.insert(0, {tests!r})
+from test_heads import model, problem
+
+def whole():
+    return problem(model(how="split"), heads=4)
+
+def chosen():
+    return problem(model(how="split"), params=["h.0.mlp.*", "h.0.norm1"], blocks={{"mine": "h.0.mlp.*"}})
+"""
+
+
+def test_blocks_of_a_problem_are_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "posed.py"
+    path.write_text(POSED.format(tests=str(Path(__file__).parent)))
+    heads = run("blocks", f"{path}:whole", "--by", "head")
+    assert heads.exit_code == 0, heads.output
+    assert "h.0.attn.q.3" in heads.output
+    chosen = run("blocks", f"{path}:chosen")
+    assert chosen.exit_code == 0, chosen.output
+    assert "mine" in chosen.output
+    assert "2 blocks" in chosen.output
+    assert "attn" not in chosen.output
+    refused = run("blocks", f"{path}:whole", "--heads", "2")
+    assert refused.exit_code == 1
+    assert "say it in the Problem: Problem(..., heads=2)" in " ".join(refused.output.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import random
@@ -974,6 +975,12 @@ def test_names_by_likeness_and_layers_named_in_part() -> None:
     assert "kv_b_proj" in report[1].what
     layer = sum(p.numel() for name, p in model.named_parameters() if ".layers.0." in name)
     assert cl.hessian(posed)["h.0"].shape[0] < layer
+    found = re.match(r"Problem\(\.\.\., blocks=(.*)\)  #", report[1].fix)
+    assert found is not None
+    own = ast.literal_eval(found[1])
+    mended = cl.Problem(model, {"input_ids": torch.randint(3, 20, (2, 6))}, cl.losses.CausalLM(), blocks=own)
+    assert cl.hessian(mended)[["h.0", "h.0.rest"]].shape[0] == layer
+    assert [f.name for f in cl.doctor(mended)] == ["named-by-likeness"]
 
 
 def test_every_finding_is_provoked_here() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import curvlens as cl
 import small
 from curvlens.blocks import map_blocks
-from lookalikes import Fused, NanoGPT, reference
+from lookalikes import Fused, Lens, NanoGPT, gpt2, reference
 from test_blocks import gauge
 from truth import Truth
 
@@ -186,3 +186,127 @@ def test_heads_that_cannot_be(heads: Any, said: str) -> None:
 def test_heads_of_a_model_without_attention() -> None:
     with pytest.raises(cl.CurvlensError, match="no attention is known"):
         cl.Problem(nn.Linear(4, 3), (torch.zeros(1, 4), torch.zeros(1, 3)), cl.losses.MSE(), heads=2)
+
+
+class Apart(nn.Module):
+    """Four heads of three by projections of their own, which no attribute tells."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(12, 12) for _ in range(4))
+
+    def _cut(self, x: Tensor) -> Tensor:
+        if self.how == "first":
+            return x.view(*x.shape[:2], 4, 3).transpose(1, 2)
+        if self.how == "last":
+            return x.view(*x.shape[:2], 3, 4).permute(0, 3, 1, 2)
+        if self.how == "turned":
+            return x.view(*x.shape[:2], 3, 4).mT.transpose(1, 2)
+        return torch.stack(torch.split(x, 3, 2), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "einsum":
+            q, k, v = (proj(x).view(*x.shape[:2], 4, 3) for proj in (self.q_proj, self.k_proj, self.v_proj))
+            weights = torch.einsum("bthd,bshd->bhts", q, k).softmax(-1)
+            mixed = torch.einsum("bhts,bshd->bthd", weights, v).flatten(2)
+        else:
+            q, k, v = (self._cut(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+            mixed = ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        y: Tensor = self.o_proj(mixed)
+        return y
+
+
+class Stack(nn.Module):
+    def __init__(self, how: str = "first") -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.ModuleDict({"self_attn": Apart(how)})])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers[0]["self_attn"](x)  # type: ignore[index]
+        return y
+
+
+def stack(how: str = "first", **options: Any) -> tuple[Any, cl.Problem]:
+    of: Any = Stack(how).double().eval()
+    for name, value in options.items():
+        setattr(of.layers if name == "head_dim" else of, name, value)
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    return of, cl.Problem(of, (x, x), cl.losses.MSE())
+
+
+FAR: list[dict[str, Any]] = [
+    {"heads": 2},
+    {"n_heads": 2},
+    {"num_heads": 6},
+    {"config": {"num_heads": 3}},
+    {"head_dim": 6},
+    {"n_embd": 12, "n_head": 2},
+]
+
+
+@pytest.mark.parametrize("far", FAR, ids=str)
+@pytest.mark.parametrize("how", ["first", "einsum"])
+def test_a_number_far_off_does_not_overrule_a_pass(far: dict[str, Any], how: str) -> None:
+    of, p = stack(how, **far)
+    assert {role: p.blocks[f"h.0.attn.{role}"].n_heads for role in "qkvo"} == dict.fromkeys("qkvo", 4)
+    assert map_blocks(of)["h.0.attn.q"].n_heads not in (0, 4)  # without a pass it is all there is
+    assert stack("split", **far)[1].blocks["h.0.attn.q"].n_heads not in (0, 4)  # nor does this pass show one
+
+
+@pytest.mark.parametrize("far", [{}, {"heads": 2}], ids=str)
+def test_outputs_that_are_chosen_alone_have_the_heads_of_the_queries(far: dict[str, Any]) -> None:
+    of, whole = stack(**far)
+    p = cl.Problem(of, whole.data.source, cl.losses.MSE(), params="h.0.attn.o")
+    assert p.blocks["h.0.attn.o"].n_heads == 4
+
+
+def test_queries_that_are_turned_before_they_are_moved() -> None:
+    """With rotary positions only the values are moved as they were viewed; grouped queries."""
+    of, _ = stack()
+    attn = of.layers[0]["self_attn"]
+    attn.k_proj, attn.v_proj = nn.Linear(12, 6).double(), nn.Linear(12, 6).double()
+
+    def forward(x: Tensor) -> Tensor:
+        q, k = ((proj(x).view(2, 5, n, 3) * 2).transpose(1, 2) for proj, n in ((attn.q_proj, 4), (attn.k_proj, 2)))
+        k, v = (y.repeat_interleave(2, 1) for y in (k, attn.v_proj(x).view(2, 5, 2, 3).transpose(1, 2)))
+        y: Tensor = attn.o_proj(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return y
+
+    attn.forward = forward
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    p = cl.Problem(of, (x, x), cl.losses.MSE())
+    assert [p.blocks[f"h.0.attn.{role}"].n_heads for role in "qkvo"] == [4, 2, 2, 4]
+
+
+def test_the_attention_itself_is_believed_without_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(self: cl.Problem, whole: Any) -> None:
+        raise AssertionError("a pass for heads that are certain")
+
+    monkeypatch.setattr(cl.Problem, "_seen_splits", never)
+    for told in ({"num_heads": 4}, {"head_dim": 3}, {"config": SimpleNamespace(n_head=4)}):
+        of = Stack().double().eval()
+        of.num_heads = 6  # type: ignore[assignment]
+        for name, value in told.items():
+            setattr(of.layers[0]["self_attn"], name, value)  # type: ignore[index]
+        x = torch.randn(2, 5, 12, dtype=torch.float64)
+        p = cl.Problem(of, (x, x), cl.losses.MSE())
+        assert p.blocks["h.0.attn.q"].n_heads == 4
+    for like in (gpt2(reference()), reference(), Lens(reference())):
+        batch: Any = {"input_ids": TOKENS} if hasattr(like, "config") else TOKENS
+        assert cl.Problem(like, batch, cl.losses.CausalLM()).blocks["h.0.attn.q"].n_heads == 2
+
+
+@pytest.mark.parametrize("far", [{}, *FAR], ids=str)
+@pytest.mark.parametrize("how", ["last", "turned"])
+def test_heads_along_the_last_axis_are_not_claimed(how: str, far: dict[str, Any]) -> None:
+    _, p = stack(how, **far)
+    assert p.blocks["h.0.attn.q"].n_heads == 0
+    with pytest.raises(cl.CurvlensError, match=r"how many heads .* is not known"):
+        p.blocks.by("head")
+
+
+def test_a_head_as_a_parameter_is_told_that_it_is_a_part() -> None:
+    with pytest.raises(cl.CurvlensError, match="chosen as a whole") as error:
+        problem(model(how="split"), params="h.0.attn.q.1", heads=4)
+    assert "not known" not in str(error.value)

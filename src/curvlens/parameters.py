@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import torch
@@ -15,7 +15,13 @@ from curvlens.errors import CurvlensError, a_kind, listing
 PLAIN = " Give the module from which it was scripted or traced."
 
 
-def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn.Parameter]:
+Own = Mapping[str, str | Iterable[str]] | Family | None
+"""Blocks of the user's: groups by name, or rules."""
+
+
+def choose(
+    model: nn.Module, params: str | Iterable[str] | None, own: Own = None, heads: Heads | None = None
+) -> dict[str, nn.Parameter]:
     """The parameters to differentiate by: those named, or all that require a gradient.
 
     Frozen parameters are out, never rows of zeros; a tied tensor is there once, under its first name.
@@ -26,8 +32,10 @@ def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn
     trainable = {name: p for name, p in everything.items() if p.requires_grad}
     if params is not None:
         wanted = [params] if isinstance(params, str) else list(params)
-        names = _named(model, wanted)
-        frozen = [name for name in names if name not in trainable and name in wanted]
+        blocks = map_blocks(model, own=own if isinstance(own, Family) else None, heads=heads)
+        names = _named(blocks, wanted, own if isinstance(own, Mapping) else {})
+        first = {name: blocks.tied.get(name, name) for name in wanted}
+        frozen = [name for name in wanted if first[name] in everything and first[name] not in trainable]
         if frozen:
             raise CurvlensError(f"{listing(frozen)} is frozen. Call requires_grad_(True) on it, or leave it out.")
         trainable = {name: trainable[name] for name in names if name in trainable}
@@ -53,31 +61,39 @@ def choose(model: nn.Module, params: str | Iterable[str] | None) -> dict[str, nn
     return trainable
 
 
-def _named(model: nn.Module, wanted: Iterable[str]) -> list[str]:
-    """The parameters that names of parameters or blocks, or patterns, stand for."""
-    parts = map_blocks(model).find(wanted)
+def _named(blocks: Blocks, wanted: Sequence[str], groups: Mapping[str, str | Iterable[str]]) -> list[str]:
+    """The parameters that names of parameters, blocks or the user's groups, or patterns, stand for."""
+    names: list[str] = []
+    for item in wanted:
+        meant = groups.get(item, item) if isinstance(item, str) else [item]
+        names += [meant] if isinstance(meant, str) else meant
+    parts = blocks.find(names)
     taken = Counter[str]()
     for part in parts:
         taken[part.parameter] += part.size
-    for part in parts:
-        if taken[part.parameter] < prod(part.full):
-            raise CurvlensError(
-                f"{part.key} is a part of {part.parameter!r}, and parameters are chosen as a whole. Choose "
-                f"params={part.parameter!r}, and the block from the operator, as in H['h.0.attn.q']."
-            )
+    torn = [part for part in parts if taken[part.parameter] < prod(part.full)]
+    if torn:
+        cut = {part.parameter for part in torn}
+        whole = {name for block in blocks.values() if cut & set(block.parameters) for name in block.parameters}
+        names = [part.parameter for part in blocks.order if part.parameter in whole]
+        name = wanted[0] if len(wanted) == 1 else "h.0.attn.q"
+        raise CurvlensError(
+            f"{torn[0].key} is a part of {torn[0].parameter!r}, and parameters are chosen as a whole. Choose "
+            f"params={(names[0] if len(names) == 1 else names)!r}, and the block from the operator, as in H[{name!r}]."
+        )
     return list(taken)
 
 
 def named(
     model: nn.Module,
     chosen: Iterable[str],
-    own: Mapping[str, str | Iterable[str]] | Family | None,
+    own: Own,
     heads: Heads | None = None,
     splits: Seen | None = None,
 ) -> Blocks:
     """The map of the chosen parameters: by architecture, by the user's family, with the user's groups."""
     if isinstance(own, Family):
-        return map_blocks(model, chosen, [own], heads=heads, splits=splits)
+        return map_blocks(model, chosen, own=own, heads=heads, splits=splits)
     blocks = map_blocks(model, chosen, heads=heads, splits=splits)
     if own is None:
         return blocks

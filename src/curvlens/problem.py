@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from curvlens import batches
 from curvlens.batches import Data
-from curvlens.blocks import Blocks, Family, Heads, Layout, watch
+from curvlens.blocks import Blocks, Family, Heads, Layout, map_blocks, watch
 from curvlens.buffers import Watch, copies, writes
 from curvlens.checks import (
     check_batch_norm,
@@ -104,7 +104,7 @@ class Problem:
         self.model = model
         self.loss_function = copy.copy(as_loss(loss)).for_model(model)
         self.micro_batch = micro_batch
-        chosen = choose(model, params)
+        chosen = choose(model, params, blocks, heads)
         shapes = {name: tuple(p.shape) for name, p in chosen.items()}
         self.layout = Layout(shapes, named(model, chosen, blocks, heads))
         self.device, self.dtype = device_and_dtype(model, chosen)
@@ -125,8 +125,10 @@ class Problem:
         """Whether going through the data or the model draws random numbers: it is not known before the first pass."""
         warn_low_precision(self.dtype)
         self._take(data)
-        if self.blocks.headless:  # a forward pass shows how many there are
-            self.layout = Layout(shapes, named(model, chosen, blocks, heads, self._seen_splits()))
+        if self.blocks.headless or self.blocks.doubtful:  # a forward pass shows how many there are
+            rules = blocks if isinstance(blocks, Family) else None
+            seen = self._seen_splits(map_blocks(model, own=rules, heads=heads))
+            self.layout = Layout(shapes, named(model, chosen, blocks, heads, seen))
 
     @as_found
     def _take(self, data: Any) -> None:
@@ -139,9 +141,12 @@ class Problem:
         self._draws |= reading
 
     @as_found
-    def _seen_splits(self) -> Any:
-        """How a forward pass cuts the queries, keys and values of the attention layers whose heads are not known."""
-        unknown = [name for block in self.blocks.headless for name in self.blocks[block].parameters]
+    def _seen_splits(self, whole: Blocks) -> Any:
+        """How a forward pass cuts the queries, keys and values of the attention layers whose heads are not certain.
+
+        ``whole`` is the map of all parameters: queries tell the heads of outputs that were chosen alone.
+        """
+        unknown = [name for block in (*whole.headless, *whole.doubtful) for name in whole[block].parameters]
         with self.isolated(), as_written():
             piece = next(self.pieces())
             return apart(self.model, lambda: watch(self.model, unknown, lambda: self._evaluate(piece)))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import nn
 
 from curvlens.blocks.axes import Cut, DoesNotFitError, axis_with_heads, cuts
 from curvlens.blocks.entries import WRAPPERS, Entry, entry_of, modules_around
-from curvlens.blocks.family import Family, Found, stored_as
-from curvlens.blocks.heads import Count, Said, told
-from curvlens.blocks.splits import Seen, seen
+from curvlens.blocks.family import Family, Found, head_width, stored_as
+from curvlens.blocks.heads import Count, Said, nearby, told
+from curvlens.blocks.splits import Seen, alternate, seen
 from curvlens.errors import CurvlensError
 
 FUSED = "q:head+k:head+v:head"
@@ -80,6 +80,41 @@ class Attention:
             lengths.setdefault(member.role, set()).add(member.size)
         return {role: values.pop() for role, values in lengths.items() if len(values) == 1}
 
+    @cached_property
+    def near(self) -> int:
+        """How many of the modules around the first member are its own."""
+        return nearby(member.around for member in self.members)
+
+    @property
+    def tells_width(self) -> bool:
+        """Whether the attention itself tells how wide a head is."""
+        return head_width(self.members[0].around[: self.near]) is not None
+
+    def counts(self, splits: Seen | None, *, told_too: bool) -> Iterator[tuple[Count, bool]]:
+        """The heads that there may be, the likeliest first, and whether they are certain."""
+        far: list[Count] = []
+        for around in dict.fromkeys(tuple(member.around) for member in self.members) if told_too else ():
+            outermost = self.members[0].around[: self.near][-1]
+            for count, certain in told(around, around.index(outermost) + 1 if outermost in around else 1):
+                if certain:
+                    yield count, True
+                else:
+                    far.append(count)
+        if splits is not None:
+            shown = seen(splits, self._by_role, self.sizes.get("o"))
+            if shown is not None:
+                yield shown, True
+        if not self.alternates(splits):
+            yield from ((count, False) for count in far)
+
+    def alternates(self, splits: Seen | None) -> bool:
+        """Whether a pass shows heads that are no rows side by side, which no rule can cut."""
+        return splits is not None and alternate(splits, self._by_role, self.sizes.get("o"))
+
+    @property
+    def _by_role(self) -> dict[str, tuple[int, bool]]:
+        return {member.parameter: (member.size, member.interleaved) for member in self.members}
+
     def fit(self, count: Count) -> dict[str, list[Cut]] | None:
         """How every parameter is cut with these heads; None if the shapes do not allow them."""
         queries, sizes = count.queries, self.sizes
@@ -142,29 +177,49 @@ def attentions(model: nn.Module, family: Family, shapes: Mapping[str, tuple[int,
 
 @dataclass
 class Completed:
-    """The entries of a plan with their heads, and the parameters whose heads are not known."""
+    """The entries of a plan with their heads."""
 
     entries: list[Entry]
     unknown: set[str]
+    """Parameters whose heads are not known."""
+    doubtful: set[str]
+    """Parameters whose heads are told by a module far off, which a forward pass may correct."""
 
 
 def completed(entries: Iterable[Entry], every: Sequence[Attention], said: Said, splits: Seen | None) -> Completed:
-    """Give every attention its heads: those the user said, those known already, told by modules, or seen in a pass."""
+    """Give every attention its heads.
+
+    They are those that the user said, that the attention itself tells, that were seen in a pass, or that modules
+    further out tell; the first of these that there is.
+    """
     own: dict[str, list[Entry]] = {}
     for entry in entries:
         own.setdefault(entry.parameter, []).append(entry)
     unknown: set[str] = set()
+    doubtful: set[str] = set()
     for attention in every:
         wanted = said.of(attention.names)
         lacking = {m.parameter for m in attention.members if not _has_heads(own.get(m.parameter))}
-        if wanted is None and not lacking:
+        known = not lacking and (attention.tells_width or splits is None)
+        if not lacking and not attention.tells_width:
+            doubtful |= {m.parameter for m in attention.members}
+        if wanted is None and known:
             continue
-        fits = ((count, attention.fit(count)) for count in ([wanted] if wanted else _counts(attention, splits)))
-        cut = next((cut for _, cut in fits if cut is not None), None)
+        counts = [(wanted, True)] if wanted else attention.counts(splits, told_too=bool(lacking))
+        fits = ((attention.fit(count), certain) for count, certain in counts)
+        cut, certain = next(((cut, certain) for cut, certain in fits if cut is not None), (None, False))
         if cut is not None:
             for m in attention.members:
                 own[m.parameter] = [entry_of(m.found, m.parameter, one) for one in cut[m.parameter]]
+            names = {m.parameter for m in attention.members}
+            doubtful = doubtful - names if certain else doubtful | names
             continue
+        if wanted is None and not lacking:
+            if not attention.alternates(splits):
+                continue
+            lacking = {m.parameter for m in attention.members}
+            for name in lacking:
+                own[name] = [replace(entry, cut=replace(entry.cut, heads={})) for entry in own[name]]
         if wanted is not None:
             raise CurvlensError(
                 f"heads={wanted} does not fit {attention.names[0]!r}: its queries, keys, values and outputs have "
@@ -176,17 +231,9 @@ def completed(entries: Iterable[Entry], every: Sequence[Attention], said: Said, 
             if m.parameter in lacking and attention.misread(m):
                 own.pop(m.parameter, None)
     said.require_all_found()
-    return Completed([entry for group in own.values() for entry in group], unknown)
+    entries = [entry for group in own.values() for entry in group]
+    return Completed(entries, unknown, doubtful - unknown if splits is None else set())
 
 
 def _has_heads(entries: Sequence[Entry] | None) -> bool:
     return bool(entries) and all(entry.cut.heads for entry in entries or ())
-
-
-def _counts(attention: Attention, splits: Seen | None) -> Iterator[Count]:
-    """What the modules tell, then what was seen in a forward pass."""
-    for around in dict.fromkeys(tuple(member.around) for member in attention.members):
-        yield from told(around)
-    if splits is not None:
-        by_role = {member.parameter: (member.size, member.interleaved) for member in attention.members}
-        yield from seen(splits, by_role, attention.sizes.get("o"))

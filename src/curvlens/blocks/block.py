@@ -28,6 +28,8 @@ class Block:
     """The same numbers head by head (or expert by expert), where there are heads."""
     heads_unknown: bool = field(default=False, repr=False)
     """Whether it has heads of which nobody told how many: then it cannot be divided."""
+    heads_doubtful: bool = field(default=False, repr=False)
+    """Whether the number of heads is told by a module far off, which may speak of something else."""
 
     @property
     def size(self) -> int:

@@ -103,7 +103,7 @@ class Family:
         if not stored_as(axes, shape, around):
             return None
         sizes: dict[str, int] = {}
-        width = head_width(around) if "dim" in axes or ":head" in axes else None
+        width, teller = width_and_teller(around) if "dim" in axes or ":head" in axes else (None, len(around))
         if width is not None:
             sizes["dim"] = width
         for module in around if self.sizes is not None and "+" in axes else ():
@@ -113,7 +113,7 @@ class Family:
             found_cuts = cuts(parameter, shape, axes, sizes)
         except DoesNotFitError:
             return None
-        heads = head_count(around)
+        heads = head_count(around[: teller + 1])
         queries = [
             cut for cut in found_cuts if cut.heads and (cut.role or found.block.rpartition(".")[2]) in ("q", "o")
         ]
@@ -135,7 +135,10 @@ def stored_as(axes: str, shape: tuple[int, ...], around: Sequence[nn.Module]) ->
     linear = isinstance(owner, nn.Linear)
     if len(shape) != 2 or not (linear or type(owner).__name__ == "Conv1D"):
         return True
-    first, second = re.findall(r"\([^)]*\)|\S+", axes)
+    words = re.findall(r"\([^)]*\)|\S+", axes)
+    if len(words) != len(shape):
+        return True  # that the rule does not fit is found when it is to cut
+    first, second = words
     inputs_last = "in" in re.findall(r"\w+", second) or "out" in re.findall(r"\w+", first)
     return inputs_last == linear
 
@@ -161,7 +164,12 @@ HEAD_WIDTHS = ("head_dim", "attention_head_size", "head_size", "key_value_proj_d
 
 def head_width(around: Sequence[nn.Module]) -> int | None:
     """The width of a head, as the nearest attention module around a parameter tells it."""
-    for module in around[:4]:
+    return width_and_teller(around)[0]
+
+
+def width_and_teller(around: Sequence[nn.Module]) -> tuple[int | None, int]:
+    """The width of a head, and which of the modules tells it; behind the last one if none does."""
+    for i, module in enumerate(around[:4]):
         widths = {
             width
             for inner in module.modules()
@@ -169,14 +177,14 @@ def head_width(around: Sequence[nn.Module]) -> int | None:
             if isinstance(width := getattr(inner, name, None), int) and width > 0
         }
         if len(widths) == 1:
-            return widths.pop()
+            return widths.pop(), i
         if widths:
-            return None
+            return None, len(around)
         # nanoGPT and its kin tell the width of the layer and the number of heads
         layer, heads = getattr(module, "n_embd", None), getattr(module, "n_head", None)
         if isinstance(layer, int) and isinstance(heads, int) and heads > 0 and layer % heads == 0:
-            return layer // heads
-    return None
+            return layer // heads, i
+    return None, len(around)
 
 
 # The shapes that most modules have

@@ -79,19 +79,43 @@ def _count(pattern: object, number: Any) -> Count:
     return Count(pair[0], pair[1] if isinstance(number, tuple) else None)
 
 
-def told(around: Sequence[nn.Module]) -> Iterator[Count]:
-    """What the modules that hold a parameter tell, or their configurations; the nearest first."""
-    tellers = [
+def told(around: Sequence[nn.Module], near: int) -> Iterator[tuple[Count, bool]]:
+    """What the modules that hold a parameter tell, or their configurations; the nearest first.
+
+    With each number goes whether one of the first ``near`` modules tells that of the queries.
+    """
+    own = set(_numbers(_tellers(around[:near]), QUERIES))
+    tellers = _tellers(around)
+    keys = next(_numbers(tellers, KEYS), None)
+    for queries in dict.fromkeys(_numbers(tellers, QUERIES)):
+        if keys is not None and queries % keys == 0:
+            yield Count(queries, keys), queries in own
+        yield Count(queries), queries in own
+
+
+def _tellers(around: Sequence[nn.Module]) -> list[Any]:
+    return [
         teller
         for module in around
         for teller in (module, *(getattr(module, name, None) for name in CONFIGURATIONS))
         if teller is not None
     ]
-    keys = next(_numbers(tellers, KEYS), None)
-    for queries in dict.fromkeys(_numbers(tellers, QUERIES)):
-        if keys is not None and queries % keys == 0:
-            yield Count(queries, keys)
-        yield Count(queries)
+
+
+def nearby(chains: Iterable[Sequence[nn.Module]]) -> int:
+    """How many modules of the first chain are the attention's own, or of Hugging Face, whose numbers are its own.
+
+    ``chains`` are the modules around each parameter of an attention. Its own is the first that holds all of them, and
+    what lies inside. A number further out may be of something else.
+    """
+    first, *others = chains
+    held = [{id(module) for module in chain} for chain in others]
+    own = next((i for i, module in enumerate(first) if all(id(module) in chain for chain in held)), 0)
+    if isinstance(first[own], nn.Linear) or type(first[own]).__name__ == "Conv1D":
+        own += 1  # a projection by itself: the module that holds it
+    settings = (getattr(getattr(module, "config", None), "model_type", None) for module in first)
+    certain = [i for i, kind in enumerate(settings) if isinstance(kind, str) and kind]
+    return max([own, *certain]) + 1
 
 
 def _numbers(tellers: Iterable[Any], names: Iterable[str]) -> Iterator[int]:

@@ -116,6 +116,11 @@ class Blocks(Mapping[str, Block]):
         """Blocks that have heads of which nobody told how many."""
         return [block.name for block in self._base._blocks.values() if block.heads_unknown]
 
+    @property
+    def doubtful(self) -> list[str]:
+        """Blocks whose number of heads a module far off tells: a forward pass is to be asked."""
+        return [block.name for block in self._base._blocks.values() if block.heads_doubtful]
+
     def _require_heads(self) -> None:
         """Heads that are asked for are there; what cannot be divided by them is an error, or said."""
         if self.headless:
@@ -234,6 +239,10 @@ class Blocks(Mapping[str, Block]):
         hits += [part for part in self.order if fnmatchcase(part.parameter, name)]
         heads = self._base._by("head").values()
         hits = hits or [part for head in heads if fnmatchcase(head.name, name) for part in head.parts]
+        if not hits:  # what all names that go on from it stand for: "h.0.attn" is "h.0.attn.*"
+            start = f"{name}."
+            hits = [part for block in blocks if block.name.startswith(start) for part in block.parts]
+            hits += [part for part in self.order if part.parameter.startswith(start)]
         if not hits:
             raise CurvlensError(self._unknown(name))
         return hits
@@ -258,16 +267,18 @@ class Blocks(Mapping[str, Block]):
             return f"{name!r} is a head, and {_unknown_heads(headless or [block])}"
         parameters = [part.key for part in self.order]
         known = list(dict.fromkeys([*self._names(), *self._base._by("head"), *parameters]))
-        patterns = [f"{name}.*", f"*.{name}.*", f"*.{name}"]
+        patterns = [f"*.{name}.*", f"*.{name}"]
         for names, pattern in product((self._names(), known), patterns):
             if any(fnmatchcase(other, pattern) for other in names):
                 return (
                     f"No block or parameter is called {name!r}, but it is a part of some names. For all of them: "
                     f"{pattern!r}."
                 )
+        near = nearest(name, known)
+        near = f"{near} " if near.startswith("Did") else ""  # else it lists the blocks, which follow anyway
         return (
             f"No block or parameter is called {name!r} here (one that is frozen or was not chosen has no rows). "
-            f"{nearest(name, known)} Blocks: {listing(self)}; print(problem.blocks) shows all."
+            f"{near}Blocks: {listing(self)}; print(problem.blocks) shows all."
         )
 
     def _sorted(self, parts: Iterable[Part]) -> list[Part]:

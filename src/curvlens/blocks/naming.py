@@ -11,13 +11,14 @@ from torch import nn
 
 from curvlens.blocks.attention import attentions, completed
 from curvlens.blocks.block import Block
-from curvlens.blocks.entries import WRAPPERS, Entry, entries_of, oriented
+from curvlens.blocks.entries import WRAPPERS, Entry, entries_of, modules_around, oriented
 from curvlens.blocks.families import FAMILIES
 from curvlens.blocks.family import Family, Found
 from curvlens.blocks.heads import Heads, Said
 from curvlens.blocks.map import Blocks
 from curvlens.blocks.parts import Part
 from curvlens.blocks.splits import Seen
+from curvlens.errors import CurvlensError, listing, nearest
 
 INSIDE = re.compile(r"(?:^|\.)(?:attn|cross|mlp|ssm)\.")
 FUSED = re.compile(r"(?P<path>.+)\.(?P<roles>qkv|kv)")
@@ -28,19 +29,24 @@ def map_blocks(
     names: Iterable[str] | None = None,
     families: Sequence[Family] = FAMILIES,
     *,
+    own: Family | None = None,
     heads: Heads | None = None,
     splits: Seen | None = None,
 ) -> Blocks:
     """The named blocks of a model, or of some of its parameters.
 
-    ``heads`` says how many heads there are, where modules do not tell it; ``splits`` are views seen in a pass.
+    ``own`` is a family of the user's: it is used, however little of the model it names. ``heads`` says how many heads
+    there are, where modules do not tell it; ``splits`` are views seen in a pass.
 
     >>> from curvlens.models import GPT, GPTConfig
     >>> list(map_blocks(GPT(GPTConfig(vocab=5, context=4, n_layer=1))))[2:8]
     ['h.0.norm1', 'h.0.attn.q', 'h.0.attn.k', 'h.0.attn.v', 'h.0.attn.o', 'h.0.norm2']
     """
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    whole = _mapped(model, shapes, families, Said(heads), splits)
+    if own is not None:
+        whole = _by_own_rules(model, shapes, own, Said(heads), splits)
+    else:
+        whole = _mapped(model, shapes, families, Said(heads), splits)
     if names is None:
         return whole
     # The family is that of the whole model, whichever of its parameters are asked for.
@@ -66,6 +72,40 @@ def _mapped(
     return best.blocks(model, tied)
 
 
+def _by_own_rules(
+    model: nn.Module, shapes: Mapping[str, tuple[int, ...]], family: Family, said: Said, splits: Seen | None
+) -> Blocks:
+    """By the rules of a user, which have to fit what they name."""
+    plan = _Plan(family, shapes, own=True)
+    plan.find_heads(model, said, splits)
+    placed = {entry.parameter for entry in plan.entries} | plan.headless
+    ruled = {name: next(family.find(WRAPPERS.sub("", name).lstrip(".")), None) for name in shapes}
+    for name, found in ruled.items():
+        if found is not None and name not in placed and not entries_of(model, family, name, shapes[name]):
+            raise CurvlensError(
+                f"A rule of the family {family.name!r} does not fit: {found.rule.parameter!r} has the axes "
+                f"{found.rule.axes!r}, and {name!r} the shape {shapes[name]}{_storage(model, name)}. Expected a word, "
+                "or a bracket of words whose sizes multiply to it, for each axis; mend the axes of the rule."
+            )
+    if not plan.entries:
+        rules = list(dict.fromkeys(rule.parameter for rule in family.rules))
+        near = nearest(rules[0].replace("{i}", "0"), shapes) if rules else ""
+        raise CurvlensError(
+            f"No rule of the family {family.name!r} names a parameter of {type(model).__name__}. Rules: "
+            f"{listing(rules)}. Parameters: {listing(shapes)}. {near if near.startswith('Did') else ''}".rstrip()
+            + " A rule is the end of a parameter's name, with {i} for the number of the layer."
+        )
+    return plan.blocks(model, _tied(model, shapes))
+
+
+def _storage(model: nn.Module, name: str) -> str:
+    """How the owner of a weight stores it, where a rule could have it the other way round."""
+    owner = modules_around(model, name)[0]
+    linear = isinstance(owner, nn.Linear)
+    known = name.endswith("weight") and (linear or type(owner).__name__ == "Conv1D")
+    return f" (out × in, as {type(owner).__name__})" if known and linear else " (in × out, as Conv1D)" if known else ""
+
+
 def _tied(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     """Further names of parameters, and the first one, by which they go."""
     first: dict[int, str] = {}
@@ -86,6 +126,10 @@ class _Plan:
     entries: list[Entry] = field(default_factory=list)
     headless: set[str] = field(default_factory=set)
     """Parameters whose heads are not known, though they have some."""
+    doubtful: set[str] = field(default_factory=set)
+    """Parameters whose heads a module far off tells."""
+    own: bool = False
+    """Whether the family is the user's, whose rules are taken as they are."""
 
     @classmethod
     def make(cls, model: nn.Module, family: Family, shapes: Mapping[str, tuple[int, ...]]) -> _Plan:
@@ -102,7 +146,7 @@ class _Plan:
         done = completed(found, attentions(model, self.family, self.shapes), said, splits)
         position = {name: i for i, name in enumerate(self.shapes)}
         self.entries = sorted(done.entries, key=lambda entry: position[entry.parameter])
-        self.headless = done.unknown
+        self.headless, self.doubtful = done.unknown, done.doubtful
         self._settle()
 
     def _settle(self) -> None:
@@ -110,6 +154,7 @@ class _Plan:
         named = {entry.parameter for entry in self.entries}
         weights = {name: f"{name[: -len('bias')]}weight" for name in named if name.endswith(".bias")}
         alone = {name for name, weight in weights.items() if weight in self.shapes and weight not in named}
+        alone = set() if self.own else alone
         self.entries = [entry for entry in self.entries if entry.parameter not in alone]
         self._tell_apart()
 
@@ -168,7 +213,8 @@ class _Plan:
             called = _left_over(name, entries) if name in elsewhere else name
             block = _block(called, entries, tuple(aliases.get(name, ())))
             headless = not block.heads and not self.headless.isdisjoint(block.parameters)
-            blocks.append(replace(block, heads_unknown=headless))
+            doubtful = not self.doubtful.isdisjoint(block.parameters)
+            blocks.append(replace(block, heads_unknown=headless, heads_doubtful=doubtful))
         for name in unmapped:
             called = name if name not in named else f"parameter {name}"
             part = oriented(model, name, self.shapes[name])

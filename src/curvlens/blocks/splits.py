@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -13,10 +14,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from curvlens.blocks.entries import modules_around
 from curvlens.blocks.heads import Count
 
-Seen = Mapping[str, list[tuple[int, tuple[int, ...]]]]
-"""By parameter, the views of what its module returned: the length of an axis, and what it was cut into."""
+
+@dataclass
+class View:
+    """A view of what a module returned."""
+
+    length: int
+    """Of the axis that was cut."""
+    cut: tuple[int, ...]
+    """What it was cut into."""
+    strides: tuple[int, ...]
+    """How far apart in memory the numbers along each of these axes are: an axis is known by it when it moves."""
+    moved: tuple[int, ...] | None = None
+    """All strides in the order into which axes were brought later; None if they were left in their places."""
+
+    def comes_first(self, axis: int) -> bool | None:
+        """Whether an axis of the cut was brought before the last one, as heads are; None if that was not seen."""
+        if self.moved is None or self.strides[axis] not in self.moved or self.strides[-1] not in self.moved:
+            return None
+        return self.moved.index(self.strides[axis]) < self.moved.index(self.strides[-1])
+
+
+Seen = Mapping[str, list[View]]
+"""By parameter, the views of what its module returned."""
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+_MOVES = (torch.ops.aten.permute.default, torch.ops.aten.transpose.int)
 
 
 class _Splits(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -27,7 +50,7 @@ class _Splits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._of: dict[int, str] = {}
         self._held: list[Tensor] = []
         """Outputs are kept to the end of the pass: freed storage would be used again under the same address."""
-        self.found: dict[str, list[tuple[int, tuple[int, ...]]]] = {}
+        self.found: dict[str, list[View]] = {}
 
     def follow(self, name: str, output: Any) -> None:
         """Look at what becomes of an output."""
@@ -41,7 +64,13 @@ class _Splits(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = self._of.get(args[0].untyped_storage()._cdata)
             cut = _cut(tuple(args[0].shape), tuple(result.shape))
             if name is not None and cut is not None:
-                self.found.setdefault(name, []).append((args[0].shape[-1], cut))
+                view = View(args[0].shape[-1], cut, result.stride()[-len(cut) :])
+                self.found.setdefault(name, []).append(view)
+        elif func in _MOVES:
+            name = self._of.get(args[0].untyped_storage()._cdata)
+            for view in self.found.get(name, ()) if name is not None else ():
+                if set(view.strides) <= {*result.stride(), *view.strides[1:-1]}:  # roles may have been taken apart
+                    view.moved = tuple(result.stride())
         return result
 
 
@@ -71,27 +100,44 @@ def watch(model: nn.Module, parameters: Iterable[str], run: Callable[[], object]
     return splits.found
 
 
-def seen(splits: Seen, members: Mapping[str, tuple[int, bool]], outputs: int | None) -> Iterator[Count]:
-    """The heads that all views agree on.
+def seen(splits: Seen, members: Mapping[str, tuple[int, bool]], outputs: int | None) -> Count | None:
+    """The heads that all views agree on; None if they show none, or not which axis is that of the heads.
 
     ``members`` are the parameters of an attention, each with the length of its axis of heads and whether roles
     alternate along it; ``outputs`` is that length for the output projection, the same as for the queries.
     """
     pairs: dict[int, set[int]] = {}  # by length, into how many heads it was cut
-    for name, (size, interleaved) in members.items():
-        for length, cut in splits.get(name, ()):
-            if interleaved:
-                if length == size and (len(cut) == 2 or cut[1:2] == (3,)):
-                    pairs.setdefault(size // 3, set()).add(cut[0])
-            elif len(cut) == 2 and (length != size or 3 * (outputs or size) != size):
-                pairs.setdefault(length, set()).add(cut[0])
-            elif len(cut) == 3 and cut[0] == 3 and length == size:
-                pairs.setdefault(length // 3, set()).add(cut[1])
+    order = set()
+    for length, view, axis in _read(splits, members, outputs):
+        pairs.setdefault(length, set()).add(view.cut[axis])
+        order.add(view.comes_first(axis))
+    if True not in order or False in order:
+        return None
     # With one token, a view of (tokens, length) looks like one head.
     heads = {length: counts - {1} or counts for length, counts in pairs.items()}
     queries = heads.pop(outputs if outputs in heads else max(heads, default=0), set())
     if len(queries) != 1 or any(len(counts) != 1 for counts in heads.values()):
-        return
+        return None
     keys = {n for counts in heads.values() for n in counts}
-    if len(keys) <= 1:
-        yield Count(queries.pop(), keys.pop() if keys else None)
+    return Count(queries.pop(), keys.pop() if keys else None) if len(keys) <= 1 else None
+
+
+def alternate(splits: Seen, members: Mapping[str, tuple[int, bool]], outputs: int | None) -> bool:
+    """Whether a pass shows heads along the last axis: number after number belongs to the next head."""
+    return any(view.comes_first(axis) is False for _, view, axis in _read(splits, members, outputs))
+
+
+def _read(
+    splits: Seen, members: Mapping[str, tuple[int, bool]], outputs: int | None
+) -> Iterator[tuple[int, View, int]]:
+    """The views into heads: the length of one role, the view, and which axis of its cut would be that of the heads."""
+    for name, (size, interleaved) in members.items():
+        for view in splits.get(name, ()):
+            length, cut = view.length, view.cut
+            if interleaved:
+                if length == size and (len(cut) == 2 or cut[1:2] == (3,)):
+                    yield size // 3, view, 0
+            elif len(cut) == 2 and (length != size or 3 * (outputs or size) != size):
+                yield length, view, 0
+            elif len(cut) == 3 and cut[0] == 3 and length == size:
+                yield length // 3, view, 1

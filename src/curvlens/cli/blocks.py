@@ -10,14 +10,24 @@ from rich.text import Text
 
 from curvlens.blocks import Block, Blocks, By, map_blocks
 from curvlens.cli.models import skeleton
-from curvlens.errors import CurvlensWarning, printable
+from curvlens.errors import CurvlensError, CurvlensWarning, printable
+from curvlens.problem import Problem
 
 
 def show_blocks(target: str, by: By, heads: int | None = None) -> None:
     """Print the blocks of the model that is named."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CurvlensWarning)  # an unknown architecture is told below the table
-        blocks = map_blocks(skeleton(target), heads=heads).by(by)
+        made = skeleton(target)
+        if isinstance(made, Problem):
+            if heads is not None:
+                raise CurvlensError(
+                    f"--heads {heads} was given, and {target} gives a Problem, which has its own blocks. Leave --heads "
+                    f"out, and say it in the Problem: Problem(..., heads={heads})."
+                )
+            blocks = made.blocks.by(by)
+        else:
+            blocks = map_blocks(made, heads=heads).by(by)
     console = Console()
     console.print(table(blocks))
     console.print(printable(_summary(blocks)), highlight=False, markup=False)
@@ -44,7 +54,9 @@ def _parts(block: Block, most: int = 4) -> str:
 def _summary(blocks: Blocks) -> str:
     text = f"{len(blocks)} blocks, {blocks.size:,} numbers."
     if blocks.family is None:
-        return f"{text} The architecture is not known: one block a parameter. Name your own with Problem(blocks=…)."
+        text = f"{text} The architecture is not known"
+        one_each = len(blocks) == len(blocks.order)
+        return f"{text}: one block a parameter. Name your own with Problem(blocks=…)." if one_each else f"{text}."
     if blocks.unmapped:
         return f"{text} Not named by the family: {', '.join(blocks.unmapped)}."
     return text

@@ -14,12 +14,15 @@ from curvlens.errors import CurvlensError, a_kind, nearest
 from curvlens.problem import Problem
 
 
-def skeleton(target: str) -> nn.Module:
-    """The model without its weights: names and shapes are all that a map of blocks needs."""
+def skeleton(target: str) -> nn.Module | Problem:
+    """The model without its weights: names and shapes are all that a map of blocks needs. Own code may give a Problem.
+
+    A problem has a map already, with what it was told of parameters, blocks and heads.
+    """
     if is_code(target):
         made = from_code(target)
         if isinstance(made, Problem):
-            return made.model
+            return made
         if isinstance(made, tuple) and made and isinstance(made[0], nn.Module):
             return made[0]  # (model, data, loss), as the doctor takes it
         if not isinstance(made, nn.Module):

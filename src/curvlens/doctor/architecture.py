@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from curvlens.blocks import Blocks
 from curvlens.blocks.families import FAMILIES
@@ -35,7 +35,7 @@ def check_architecture(patient: Patient) -> Iterator[Finding]:
             "note",
             f"{listing(inside)} {'has' if len(inside) == 1 else 'have'} no name in {blocks.family}.",
             "Each is a block by itself, and no part of its layer: H['h.0'] and by='layer' do not have it.",
-            "Problem(..., blocks={'h.0.rest': 'layers.0.*'})  # or H[parameter]",
+            f"Problem(..., blocks={_rest(blocks, inside)})  # or H[parameter]",
         )
     if blocks.family is None and len(blocks) == len(blocks.order):
         first = blocks.order[0].parameter
@@ -49,8 +49,25 @@ def check_architecture(patient: Patient) -> Iterator[Finding]:
         )
 
 
+_NUMBERED = re.compile(r"(?:.*?\.)?\d+\.")
+
+
+def _starts(blocks: Blocks) -> dict[str, str]:
+    """How the names of the parameters of a layer begin, and what the layer is called."""
+    named = ((_NUMBERED.match(p), b.layer) for b in blocks.values() for p in b.parameters)
+    return {found[0]: layer for found, layer in named if found and layer}
+
+
 def _inside_layers(blocks: Blocks) -> list[str]:
-    """Parameters without a name that lie in a layer of which others have one."""
-    numbered = re.compile(r"(?:.*?\.)?\d+\.")
-    starts = {found[0] for b in blocks.values() if b.layer for p in b.parameters if (found := numbered.match(p))}
-    return [name for name in blocks.unmapped if blocks.family is not None and name.startswith(tuple(starts))]
+    """Parameters without a name, of the family's or the user's, that lie in a layer of which others have one."""
+    if blocks.family is None:
+        return []
+    alone = {b.parameters for b in blocks.values() if b.name.removeprefix("parameter ") == b.parameters[0]}
+    return [name for name in blocks.unmapped if (name,) in alone and name.startswith(tuple(_starts(blocks)))]
+
+
+def _rest(blocks: Blocks, inside: Sequence[str]) -> dict[str, str | list[str]]:
+    """What has no name in the first of the layers, as a block of the user's."""
+    start, layer = next((s, layer) for s, layer in _starts(blocks).items() if inside[0].startswith(s))
+    rest = [name for name in inside if name.startswith(start)]
+    return {f"{layer}.rest": rest[0] if len(rest) == 1 else rest}

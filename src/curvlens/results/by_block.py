@@ -50,16 +50,22 @@ class ByBlock(Result, Mapping[str, Estimate]):
         """The granularity in which a name is likely to be found, or names that are here."""
         other: By | None = None
         if Block(f"{name}.x", ()).layer == name:
-            other = "layer"
+            other = "layer" if self._may_have(name) else None
         elif any(known.endswith(f".{name}") for known in self):
             other = "role"
         elif name.rpartition(".")[0] in self and name.rpartition(".")[2].isdigit():
             other = "head"
-        elif Block(name, ()).layer is not None:
-            other = "block"
+        elif (layer := Block(name, ()).layer) is not None:
+            role = Block(name, ()).role
+            other = "block" if (role in self if self.by == "role" else self._may_have(layer)) else None
         asked = f"It may be in that with by={other!r}. " if other is not None and other != self.by else ""
         no_sum = "Norms of blocks do not add up to that of their union. " if below else ""
         return f"{no_sum}{asked}Names here: {listing(self)}."
+
+    def _may_have(self, layer: str) -> bool:
+        """Whether what was measured may have a layer; names of roles and parameters do not tell."""
+        unsaid = self.by in ("role", "parameter")
+        return unsaid or any(f"{known}.".startswith(f"{layer}.") for known in self)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._blocks)
