@@ -41,7 +41,7 @@ from curvlens.pieces import Piece
 from curvlens.point import Point
 from curvlens.precision import HALF, HalfInside, KeepFloat64, is_float64
 from curvlens.sdpa import second_order
-from curvlens.surroundings import Result, as_found, as_written
+from curvlens.surroundings import Result, as_found, as_written, uncollected
 from curvlens.totals import Total
 
 
@@ -378,7 +378,7 @@ class Problem:
             return self.at(None, action)
         # Once: whether fewer digits go through the model than its parameters have.
         with as_written(), HalfInside() as seen:
-            result = self.at(None, action)
+            result = uncollected(lambda: self.at(None, action))
         self._coarsest = seen.dtype or self.dtype
         if self.dtype not in HALF and not torch.is_autocast_enabled(self.device.type):
             warn_low_precision(seen.dtype, inside=True)

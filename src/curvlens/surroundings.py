@@ -8,6 +8,7 @@ long after. Here what was found is noted first and put back by one call of C cod
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -73,6 +74,15 @@ def guarded(enter: Iterable[object], action: Callable[[], Result], leave: Iterab
 def within(modes: Sequence[TorchFunctionMode], action: Callable[[], Result]) -> Result:
     """Run ``action`` inside modes, the last one innermost."""
     return guarded(map(push, modes), action, found())
+
+
+def uncollected(action: Callable[[], Result]) -> Result:
+    """Run ``action`` while Python collects no garbage.
+
+    For passes that are watched in a dispatch mode: what an interrupted call left behind may run torch as it is freed,
+    and a view that is being made would fail.
+    """
+    return guarded(starmap(gc.disable, [()]), action, starmap(gc.enable, [()] if gc.isenabled() else []))
 
 
 def as_written() -> AbstractContextManager[Any]:
