@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from curvlens.experiments import EXPERIMENTS, Effort, Store, measured
-from curvlens.experiments.page import Shown, markdown
-from curvlens.figures.drawing import draw
+from curvlens.papers import EXPERIMENTS, Effort, Store, measured
+from curvlens.papers.page import Shown, markdown
+from curvlens.report.drawing import draw
 
 FIGURES = "figures/papers/"
 

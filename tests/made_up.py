@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from curvlens.calculus import exponents
-from curvlens.experiments.first_paper import growth, moments
-from curvlens.experiments.first_paper.layer import BLOCKS, LENGTH
-from curvlens.experiments.parts import SPLIT
-from curvlens.experiments.sizes import UNDERFLOW
+from curvlens.papers.first_paper import growth, moments
+from curvlens.papers.first_paper.layer import BLOCKS, LENGTH
+from curvlens.papers.parts import SPLIT
+from curvlens.papers.sizes import UNDERFLOW
 
 Result = Callable[[Mapping[str, Any]], dict[str, Any]]
 KNEE = 0.35

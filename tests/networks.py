@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from curvlens.experiments import setting
 from curvlens.models import GPT, GPTConfig
+from curvlens.papers import setting
 
 
 def gpt(width: int, layers: int, norm: str = "none", attention: str = "softmax", activation: str = "relu") -> GPT:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from curvlens.experiments import EXPERIMENTS, Effort, Store, missing
-from curvlens.experiments.claims import CLAIMS
-from curvlens.experiments.page import Shown, markdown
-from curvlens.experiments.reference import compared, references
-from curvlens.experiments.store import PACKED
+from curvlens.papers import EXPERIMENTS, Effort, Store, missing
+from curvlens.papers.claims import CLAIMS
+from curvlens.papers.page import Shown, markdown
+from curvlens.papers.reference import compared, references
+from curvlens.papers.store import PACKED
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"

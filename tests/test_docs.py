@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import json
 import pkgutil
 import re
 import subprocess
@@ -62,6 +63,8 @@ def test_pages_have_code() -> None:
         "operators",
         "spectra",
         "profile",
+        "pictures",
+        "tour",
         "coming-from",
         "precision",
         "attention",
@@ -399,3 +402,21 @@ def test_the_scanner_finds(snippet: str) -> None:
 @pytest.mark.parametrize("snippet", GOOD.values(), ids=GOOD)
 def test_the_scanner_lets_pass(snippet: str) -> None:
     assert not wrong_derivatives(snippet)
+
+
+# The front page
+
+
+def test_the_comparison_is_that_of_the_benchmark() -> None:
+    from bench.comparison import written
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    results = json.loads((ROOT / "bench" / "results.json").read_text(encoding="utf-8"))
+    assert written(readme, results) == readme
+    assert len(readme.splitlines()) <= 90
+
+
+def test_links_of_the_front_page_lead_somewhere() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)", readme):
+        assert (ROOT / target).exists(), target

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import curvlens as cl
 import sick
 from cases import CASES, Case, hugging_face
-from curvlens.doctor import Finding, Report, doctor, examine
-from curvlens.doctor import kernels as kernels_module
-from curvlens.doctor.untouched import untouched
+from curvlens.checkup import Finding, Report, doctor, examine
+from curvlens.checkup import kernels as kernels_module
+from curvlens.checkup.untouched import untouched
 from sick import LABELS, TOKENS, Wrapped, mean_loss, plain_product
 from small import direction, gpt, problem, relative
 

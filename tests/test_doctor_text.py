@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import curvlens as cl
 from cases import hugging_face
-from curvlens.doctor import doctor
+from curvlens.checkup import doctor
 from families import FAMILY_CASES
 from sick import TOKENS
 from small import gpt, relative

@@ -25,7 +25,7 @@ import curvlens as cl
 from curvlens import CurvlensError
 from curvlens.cli import app
 from curvlens.data import Addition
-from curvlens.experiments import (
+from curvlens.papers import (
     CLAIMS,
     EXPERIMENTS,
     Effort,
@@ -40,14 +40,14 @@ from curvlens.experiments import (
     setting,
     table,
 )
-from curvlens.experiments.first_paper import deep_blocks, entries, growth, linear_networks
-from curvlens.experiments.records import key as record_key
-from curvlens.experiments.records import rounded
-from curvlens.experiments.reference import references
-from curvlens.experiments.sizes import UNDERFLOW, marked, sized
-from curvlens.experiments.sweeps import Sweep, sweep
-from curvlens.figures.charts import Chart, Curve, Heat, Panel, Slope
-from curvlens.figures.drawing import draw
+from curvlens.papers.first_paper import deep_blocks, entries, growth, linear_networks
+from curvlens.papers.records import key as record_key
+from curvlens.papers.records import rounded
+from curvlens.papers.reference import references
+from curvlens.papers.sizes import UNDERFLOW, marked, sized
+from curvlens.papers.sweeps import Sweep, sweep
+from curvlens.report.charts import Chart, Curve, Heat, Panel, Slope
+from curvlens.report.drawing import draw
 from networks import gpt, set_weights
 
 QUICK = Effort(quick=True)

@@ -24,8 +24,8 @@ import hostile
 from curvlens import files
 from curvlens.cli import app
 from curvlens.errors import printable
-from curvlens.experiments import Store
-from curvlens.experiments.records import HEAD, Record, table
+from curvlens.papers import Store
+from curvlens.papers.records import HEAD, Record, table
 from curvlens.results import ByBlock
 
 FIX = "Move it away."
@@ -191,7 +191,7 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path: Path) -> None:
 
 
 def test_a_table_that_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curvlens.experiments.store.LARGEST", 1 << 20)
+    monkeypatch.setattr("curvlens.papers.store.LARGEST", 1 << 20)
     (tmp_path / "table.jsonl.gz").write_bytes(gzip.compress(HEAD.encode() + bytes(4 << 20)))
     with pytest.raises(cl.CurvlensError, match="unpacks to more than 1 MiB"):
         Store(tmp_path).records("fig3a")
@@ -305,7 +305,7 @@ def test_the_version() -> None:
 PARENT = """
 import os, subprocess, sys, time
 if len(sys.argv) > 1:
-    from curvlens.experiments.lifeline import end_with
+    from curvlens.papers.lifeline import end_with
     end_with(int(sys.argv[1]))
     print("ready", flush=True)
 else:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 import curvlens as cl
 from curvlens.data import Addition
-from curvlens.experiments import EXPERIMENTS, Effort, Experiment, setting
-from curvlens.experiments.draws import Draws, stream
-from curvlens.experiments.first_paper import entries, heads, value_functional
-from curvlens.experiments.first_paper.differentiated import flat_hessian, functional_part
-from curvlens.experiments.full_block import within_block
-from curvlens.experiments.learners import trained
-from curvlens.experiments.slides import gauss_newton
-from curvlens.experiments.slides.scalar_layer import scalar_layer
+from curvlens.papers import EXPERIMENTS, Effort, Experiment, setting
+from curvlens.papers.draws import Draws, stream
+from curvlens.papers.first_paper import entries, heads, value_functional
+from curvlens.papers.first_paper.differentiated import flat_hessian, functional_part
+from curvlens.papers.full_block import within_block
+from curvlens.papers.learners import trained
+from curvlens.papers.slides import gauss_newton
+from curvlens.papers.slides.scalar_layer import scalar_layer
 from networks import gpt, set_weights
 
 # Random numbers

@@ -16,14 +16,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import curvlens as cl
 from curvlens.calculus import norms
 from curvlens.data import Addition
-from curvlens.experiments.draws import Draws, stream
-from curvlens.experiments.first_paper import bulk, step_sizes, tying, value_factors
-from curvlens.experiments.first_paper.differentiated import flat_hessian, functional_part
-from curvlens.experiments.first_paper.layer import LENGTH, WIDTH
-from curvlens.experiments.full_block import layer_coupling, tokens
-from curvlens.experiments.learners import trained
-from curvlens.experiments.setting import hessian_at
 from curvlens.models import GPT, GPTConfig
+from curvlens.papers.draws import Draws, stream
+from curvlens.papers.first_paper import bulk, step_sizes, tying, value_factors
+from curvlens.papers.first_paper.differentiated import flat_hessian, functional_part
+from curvlens.papers.first_paper.layer import LENGTH, WIDTH
+from curvlens.papers.full_block import layer_coupling, tokens
+from curvlens.papers.learners import trained
+from curvlens.papers.setting import hessian_at
 
 
 def close(found: Tensor, truth: Tensor, rel: float = 1e-10) -> None:

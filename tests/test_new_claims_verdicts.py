@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from curvlens.experiments import Effort, Record, named
-from curvlens.experiments.first_paper import growth, tying
-from curvlens.experiments.full_block import layer_coupling
-from curvlens.experiments.records import rounded
+from curvlens.papers import Effort, Record, named
+from curvlens.papers.first_paper import growth, tying
+from curvlens.papers.full_block import layer_coupling
+from curvlens.papers.records import rounded
 from made_up import Result, law, seeded
 from test_paper_verdicts import NO, UNDECIDED, WHEN, YES, judged, reported
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import made_up
-from curvlens.experiments import Effort, Finding, Record, Report, named
-from curvlens.experiments.first_paper import deep_findings, growth
-from curvlens.experiments.records import rounded
-from curvlens.experiments.reference import compared
-from curvlens.experiments.sizes import UNDERFLOW
+from curvlens.papers import Effort, Finding, Record, Report, named
+from curvlens.papers.first_paper import deep_findings, growth
+from curvlens.papers.records import rounded
+from curvlens.papers.reference import compared
+from curvlens.papers.sizes import UNDERFLOW
 from made_up import Result
 
 YES, WHEN, NO, UNDECIDED = "holds", "holds when", "does not hold", "undecided"

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import curvlens as cl
 from curvlens.data import Addition
-from curvlens.experiments import Effort, Record, authors, cuda_draws, named, setting
-from curvlens.experiments.first_paper import published, published_deep
-from curvlens.experiments.reference import compared
-from curvlens.experiments.sweeps import Sweep
+from curvlens.papers import Effort, Record, authors, cuda_draws, named, setting
+from curvlens.papers.first_paper import published, published_deep
+from curvlens.papers.reference import compared
+from curvlens.papers.sweeps import Sweep
 
 WIDTH = 4
 

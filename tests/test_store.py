@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from curvlens import CurvlensError
 from curvlens.cli import app
-from curvlens.experiments import Effort, Experiment, Report, Store, run
-from curvlens.experiments.records import HEAD, Record
-from curvlens.figures.charts import Chart
+from curvlens.papers import Effort, Experiment, Report, Store, run
+from curvlens.papers.records import HEAD, Record
+from curvlens.report.charts import Chart
 
 QUICK = Effort(quick=True)
 
@@ -133,7 +133,7 @@ def test_only_figures_that_changed_are_drawn_again(tmp_path: Path, monkeypatch: 
     assert again() == ["fig8"]
     assert {file.name: file.read_bytes() for file in figures.iterdir()} == files
     assert (figures.parent / "index.html").read_bytes() == page
-    monkeypatch.setattr("curvlens.figures.drawing.version", lambda name: "another")
+    monkeypatch.setattr("curvlens.report.drawing.version", lambda name: "another")
     assert again() == everything
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from curvlens.experiments import CLAIMS, Effort, Experiment, Finding, Number, Record, named
-from curvlens.experiments.experiment import at_width
-from curvlens.experiments.full_block.training import GROUPS, ROLES, _phases
-from curvlens.experiments.page import _reference_row
-from curvlens.experiments.reference import Comparison, Reference, compared, differences, explanations, references
-from curvlens.experiments.slides.gauss_newton import ATTENTION, MLPS
-from curvlens.experiments.sweeps import Sweep, mean
-from curvlens.experiments.verdicts import judged_parts
+from curvlens.papers import CLAIMS, Effort, Experiment, Finding, Number, Record, named
+from curvlens.papers.experiment import at_width
+from curvlens.papers.full_block.training import GROUPS, ROLES, _phases
+from curvlens.papers.page import _reference_row
+from curvlens.papers.reference import Comparison, Reference, compared, differences, explanations, references
+from curvlens.papers.slides.gauss_newton import ATTENTION, MLPS
+from curvlens.papers.sweeps import Sweep, mean
+from curvlens.papers.verdicts import judged_parts
 
 Make = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 

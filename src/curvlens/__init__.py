@@ -1,19 +1,46 @@
-"""curvlens: the exact curvature instrument for Transformers."""
+"""curvlens: the exact curvature instrument for Transformers.
 
-from importlib.metadata import version
+Names are imported when they are first used: ``import curvlens`` and ``curvlens --help`` do not wait for torch.
+"""
 
-from curvlens import assembly, calculus, figures, losses
-from curvlens.doctor import doctor
-from curvlens.errors import CurvlensError, CurvlensWarning
-from curvlens.linalg import density, diagonal, eigs, frobenius, trace
-from curvlens.operators import Operator, empirical_fisher, fisher, functional, ggn, hessian
-from curvlens.precision import keep_dtype
-from curvlens.problem import Problem
-from curvlens.profiling import profile
-from curvlens.results import Estimate, load
-from curvlens.sdpa import second_order
+from __future__ import annotations
 
-__version__ = version("curvlens")
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from curvlens import assembly, calculus, losses, operators, report, testing
+    from curvlens.checkup import doctor
+    from curvlens.errors import CurvlensError, CurvlensWarning
+    from curvlens.linalg.density import density
+    from curvlens.linalg.eigs import eigs
+    from curvlens.linalg.estimators import diagonal, frobenius, trace
+    from curvlens.operators.base import Operator
+    from curvlens.operators.fisher import empirical_fisher, fisher
+    from curvlens.operators.functional import functional
+    from curvlens.operators.ggn import ggn
+    from curvlens.operators.hessian import hessian
+    from curvlens.precision import keep_dtype
+    from curvlens.problem import Problem
+    from curvlens.profiling import profile
+    from curvlens.results import Estimate, load
+    from curvlens.sdpa import second_order
+
+    __version__: str
+
+_PACKAGES = {"assembly", "calculus", "losses", "operators", "report", "testing"}
+_HOMES = {
+    "checkup": ["doctor"],
+    "errors": ["CurvlensError", "CurvlensWarning"],
+    "linalg": ["density", "diagonal", "eigs", "frobenius", "trace"],
+    "operators": ["Operator", "empirical_fisher", "fisher", "functional", "ggn", "hessian"],
+    "precision": ["keep_dtype"],
+    "problem": ["Problem"],
+    "profiling": ["profile"],
+    "results": ["Estimate", "load"],
+    "sdpa": ["second_order"],
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CurvlensError",
@@ -29,7 +56,6 @@ __all__ = [
     "doctor",
     "eigs",
     "empirical_fisher",
-    "figures",
     "fisher",
     "frobenius",
     "functional",
@@ -38,7 +64,27 @@ __all__ = [
     "keep_dtype",
     "load",
     "losses",
+    "operators",
     "profile",
+    "report",
     "second_order",
+    "testing",
     "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"curvlens.{name}")
+    if name in _HOME:
+        value = getattr(import_module(f"curvlens.{_HOME[name]}"), name)
+    elif name == "__version__":
+        value = import_module("importlib.metadata").version("curvlens")
+    else:
+        raise AttributeError(f"module 'curvlens' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

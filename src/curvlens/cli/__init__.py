@@ -1,4 +1,4 @@
-"""The command line: it parses, calls and prints."""
+"""The command line: it parses, calls and prints. Each command imports what it needs, so that help comes at once."""
 
 import sys
 from collections.abc import Callable
@@ -9,15 +9,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from curvlens.cli.blocks import show_blocks
-from curvlens.cli.demo import run_demo
-from curvlens.cli.doctor import show_findings
-from curvlens.cli.profile import Files, Request, show_profile
-from curvlens.cli.reproduce import Wanted, cores, show_experiments
-from curvlens.cli.targets import SEQUENCES, TOKENS
-from curvlens.cli.tree import Sort, View
+from curvlens.cli.defaults import SEQUENCES, TOKENS, Sort
 from curvlens.errors import CurvlensError
-from curvlens.experiments import Effort
 
 err = Console(stderr=True)
 Target = Annotated[
@@ -75,6 +68,8 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
 ) -> None:
     """Train a small GPT to add, then print its curvature by layer and role, split into its two parts."""
+    from curvlens.cli.demo import run_demo
+
     run_demo(steps=steps, sequences=sequences, samples=samples, seed=seed)
 
 
@@ -91,6 +86,8 @@ def blocks(
     ] = None,
 ) -> None:
     """Print the named blocks of a model: by which name which part of which parameter is asked for."""
+    from curvlens.cli.blocks import show_blocks
+
     _told(lambda: show_blocks(model, by, heads))
 
 
@@ -102,6 +99,8 @@ def doctor(
     sequences: Sequences = None,
 ) -> None:
     """Look for what would make a curvature wrong, with the line that fixes it. Exit code 1 if there is an error."""
+    from curvlens.cli.doctor import show_findings
+
     healthy = True
 
     def look() -> None:
@@ -138,6 +137,9 @@ def profile(
     csv: Annotated[Path | None, typer.Option(help="Write all numbers as a table, one line a module.")] = None,
 ) -> None:
     """Print where the curvature comes from: the Gauss-Newton part, and the functional part of every module."""
+    from curvlens.cli.profile import Files, Request, show_profile
+    from curvlens.cli.tree import View
+
     request = Request(target, text, tokens, sequences, double, samples, seed, not no_top, spectral or (), memory)
     view = View(depth, sort, own, everything)
     _told(lambda: show_profile(request, view, Files(out, html, csv)))
@@ -162,5 +164,7 @@ def reproduce(
     ] = False,
 ) -> None:
     """Measure the papers' figures and claims. A run that was ended goes on where it was."""
-    wanted = Wanted(names or (), Effort(quick, seeds), results, jobs or cores(), set_aside)
+    from curvlens.cli.reproduce import Wanted, show_experiments
+
+    wanted = Wanted.of(names or (), quick, seeds, results, jobs, set_aside)
     _told(lambda: show_experiments(wanted))

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from curvlens.checkup import Report, doctor
 from curvlens.cli.targets import posed
-from curvlens.doctor import Report, doctor
 from curvlens.problem import Problem
 
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}

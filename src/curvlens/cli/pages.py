@@ -11,11 +11,11 @@ from pathlib import Path
 
 from curvlens import files
 from curvlens.errors import CurvlensError
-from curvlens.experiments import Effort, Store
-from curvlens.experiments.page import Shown, html, markdown
-from curvlens.experiments.records import Record, table
-from curvlens.experiments.reference import compared
-from curvlens.figures.drawing import draw, fingerprint
+from curvlens.papers import Effort, Store
+from curvlens.papers.page import Shown, html, markdown
+from curvlens.papers.records import Record, table
+from curvlens.papers.reference import compared
+from curvlens.report.drawing import draw, fingerprint
 
 TABLE = "table.jsonl"
 DRAWN = "drawn.json"

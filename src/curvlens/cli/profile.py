@@ -24,10 +24,10 @@ from curvlens import files as disk
 from curvlens.cli.targets import posed
 from curvlens.cli.tree import Lines, View, fitting, lines, width
 from curvlens.errors import CurvlensError, CurvlensWarning, printable
-from curvlens.figures import icicle
 from curvlens.linalg.limits import readable_time
 from curvlens.problem import Problem
 from curvlens.profiling import Forecast, profile
+from curvlens.report import icicle
 from curvlens.results import DIGITS, Profile, claim
 
 EVERY = 10.0

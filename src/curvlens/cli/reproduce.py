@@ -16,10 +16,10 @@ from rich.table import Table
 
 from curvlens.cli.pages import Pages
 from curvlens.errors import CurvlensError, nearest, printable
-from curvlens.experiments import EXPERIMENTS, Effort, Experiment, Report, Store, measured, missing, named, run
-from curvlens.experiments.claims import CLAIMS
-from curvlens.experiments.page import Shown, with_error
-from curvlens.experiments.reference import compared
+from curvlens.papers import EXPERIMENTS, Effort, Experiment, Report, Store, measured, missing, named, run
+from curvlens.papers.claims import CLAIMS
+from curvlens.papers.page import Shown, with_error
+from curvlens.papers.reference import compared
 
 QUIET = 30.0
 """Seconds between lines where there is no terminal for a bar."""
@@ -34,6 +34,13 @@ class Wanted:
     results: Path
     jobs: int
     set_aside: bool = False
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], quick: bool, seeds: int | None, results: Path, jobs: int | None, set_aside: bool
+    ) -> Wanted:
+        """What the options of the command mean."""
+        return cls(names, Effort(quick, seeds), results, jobs or cores(), set_aside)
 
 
 def show_experiments(wanted: Wanted) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from curvlens import files
 from curvlens.cli.code import from_code, is_code
+from curvlens.cli.defaults import SEQUENCES, TOKENS
 from curvlens.cli.models import with_weights
 from curvlens.errors import CurvlensError, a_kind
 from curvlens.losses import CausalLM
@@ -18,8 +19,6 @@ Posed = Problem | tuple[nn.Module, Any, Any]
 """A problem, or the model, data and loss that one would be made of."""
 
 
-TOKENS, SEQUENCES = 64, 4
-"""How long sequences of a text are, and how many, if nothing is said."""
 LARGEST = 256 << 20
 """Bytes of a text."""
 

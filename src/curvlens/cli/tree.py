@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from curvlens.cli.defaults import Sort
 from curvlens.errors import printable
 from curvlens.results import COLUMNS, DIGITS, OWN, Estimate, Portion, Profile, Row, aligned
 
-Sort = Literal["order", "trace", "share", "frobenius", "top"]
 POSITIVE, NEGATIVE = "dodger_blue1", "dark_orange"
 BAR = 14
 LONGEST = 60

@@ -16,6 +16,7 @@ from typing import Literal
 from curvlens.errors import CurvlensError
 from curvlens.operators import Operator
 from curvlens.operators.algebra import Restricted, Scaled, Sum
+from curvlens.operators.composition import Composed
 from curvlens.operators.curvature import Curvature, GaussNewton
 
 BACKWARD = 2 / 3
@@ -64,6 +65,8 @@ def gradients(operator: Operator) -> float:
         return 2.0
     if isinstance(operator, (Scaled, Restricted)):
         return gradients(operator.inner)
+    if isinstance(operator, Composed):
+        return sum(map(gradients, operator.factors))
     return sum(gradients(term) for term, _ in operator.terms) if isinstance(operator, Sum) else 0.0
 
 

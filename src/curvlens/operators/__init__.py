@@ -4,6 +4,7 @@ from curvlens.operators.activations import activation_hessian
 from curvlens.operators.algebra import as_operator
 from curvlens.operators.base import Operator
 from curvlens.operators.closed_form import closed_form
+from curvlens.operators.composition import diagonal
 from curvlens.operators.fisher import empirical_fisher, fisher
 from curvlens.operators.functional import functional
 from curvlens.operators.ggn import ggn
@@ -15,6 +16,7 @@ __all__ = [
     "activation_hessian",
     "as_operator",
     "closed_form",
+    "diagonal",
     "empirical_fisher",
     "fisher",
     "functional",

@@ -29,7 +29,9 @@ def scale(operator: Operator, factor: Any) -> Operator:
 
 def add(left: Operator, a: float, right: Any, b: float) -> Operator:
     """a A + b B."""
-    return Sum(left, a, as_operator(right, like=left), b)
+    right = as_operator(right, like=left)
+    left, right = left._with_names(right.rows, right.columns), right._with_names(left.rows, left.columns)
+    return Sum(left, a, right, b)
 
 
 class Scaled(Operator):
@@ -155,6 +157,11 @@ class Wrapped(Operator):
     def _block(self, rows: Layout, columns: Layout) -> Operator:
         return Restricted(self, rows, columns)
 
+    def _with_names(self, rows: Layout, columns: Layout) -> Operator:
+        if not (nameless(self.rows) and nameless(self.columns)) or self.shape != (rows.size, columns.size):
+            return self
+        return Wrapped(self.inner, rows, columns, self.dtype, self.device)
+
     def _transposed(self) -> Operator:
         inner = self.inner.T if hasattr(self.inner, "T") else self.inner.adjoint()
         return Wrapped(inner, self.columns, self.rows, self.dtype, self.device)
@@ -189,6 +196,11 @@ class Restricted(Operator):
 
     def _transposed(self) -> Operator:
         return Restricted(self.inner.T, self.columns, self.rows)
+
+
+def nameless(layout: Layout) -> bool:
+    """Whether a layout is that of somebody else's vectors, of which nothing is known but their length."""
+    return layout.names in (("rows",), ("columns",))
 
 
 _DAMPING = "Damping is written H + c * H.identity()."

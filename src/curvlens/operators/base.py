@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
@@ -46,6 +47,8 @@ class Operator:
         self.symmetric = symmetric
         self.psd = psd
         self.name = name
+        self.transpose_of: Operator | None = None
+        """The operator that this is the transpose of, if it was made as one."""
 
     @property
     def precision(self) -> torch.dtype:
@@ -83,6 +86,10 @@ class Operator:
         """The block of some rows and columns."""
         raise CurvlensError(f"{self.name} has no named blocks.")
 
+    def _with_names(self, rows: Layout, columns: Layout) -> Operator:
+        """The same on these rows and columns, if its own have no names and are as many."""
+        return self
+
     def _transposed(self) -> Operator:
         """The transpose; an operator that is not symmetric says it itself."""
         raise CurvlensError(f"{self!r} does not know its transpose.")
@@ -119,6 +126,11 @@ class Operator:
         return v.detach().to(device=self.device, dtype=self.dtype)
 
     def __matmul__(self, v: Any) -> Any:
+        """The product with vectors, or with another operator."""
+        if isinstance(v, (Operator, sla.LinearOperator)) or scipy.sparse.issparse(v):
+            from curvlens.operators.composition import compose
+
+            return compose(self, v)
         return self.apply(v)
 
     def __rmatmul__(self, v: Any) -> Any:
@@ -153,8 +165,14 @@ class Operator:
 
     @property
     def T(self) -> Operator:  # noqa: N802 - as everywhere
-        """The transpose."""
-        return self if self.symmetric else self._transposed()
+        """The transpose; that of a transpose is the operator itself."""
+        if self.symmetric:
+            return self
+        if self.transpose_of is not None:
+            return self.transpose_of
+        result = self._transposed()
+        result.transpose_of = self
+        return result
 
     @as_found
     def quadratic(self, v: Any) -> float:
@@ -188,6 +206,12 @@ class Operator:
         from curvlens.linalg import solve
 
         return solve(self, b, damping=damping, **options)
+
+    def inverse(self, damping: float = 0.0, **options: Any) -> Operator:
+        """(A + damping)⁻¹ as an operator: each product solves a system. Options: `curvlens.linalg.solve`."""
+        from curvlens.linalg.inverse import Inverse
+
+        return Inverse(self, damping, options)
 
     def to_scipy(self) -> sla.LinearOperator:
         """The operator for scipy, on numpy arrays."""

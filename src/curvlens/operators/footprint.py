@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from curvlens.operators.algebra import Restricted, Scaled, Sum
 from curvlens.operators.base import Operator
+from curvlens.operators.composition import Composed
 from curvlens.operators.curvature import Curvature
 from curvlens.operators.engine import engine_of
 
@@ -33,14 +35,22 @@ def footprint(operator: Operator) -> Footprint:
         inner = footprint(operator.inner)
         return replace(inner, work=max(inner.work, 2 * vector))
     if isinstance(operator, Sum):
-        parts = [footprint(term) for term, _ in operator.terms]
-        problems = {_owner(term): part for (term, _), part in zip(operator.terms, parts, strict=True)}
-        kept, spare = (sum(getattr(part, what) for part in problems.values()) for what in ("kept", "spare"))
-        return Footprint(kept, max(parts[0].work, vector + parts[1].work, 3 * vector), spare)
+        one, other = (footprint(term) for term, _ in operator.terms)
+        work = max(one.work, vector + other.work, 3 * vector)
+        return _together([term for term, _ in operator.terms], [one, other], work)
+    if isinstance(operator, Composed):
+        parts = [footprint(factor) for factor in operator.factors]
+        return _together(operator.factors, parts, vector + max(part.work for part in parts))
     if isinstance(operator, Restricted):
         inner = footprint(operator.inner)
         return replace(inner, work=inner.work + operator.inner.shape[1] * operator.dtype.itemsize + vector)
     return Footprint(0, 2 * vector)
+
+
+def _together(operators: Sequence[Operator], parts: Sequence[Footprint], work: int) -> Footprint:
+    """What several operators keep, graphs that they share once."""
+    owners = {_owner(operator): part for operator, part in zip(operators, parts, strict=True)}
+    return Footprint(sum(part.kept for part in owners.values()), work, sum(part.spare for part in owners.values()))
 
 
 def _owner(operator: Operator) -> int:

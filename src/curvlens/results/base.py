@@ -71,6 +71,27 @@ class Result:
                 old.unlink(missing_ok=True)
         return text
 
+    def table(self) -> list[dict[str, Any]]:
+        """Flat records, one a row, of plain numbers and texts."""
+        raise CurvlensError(f"A {type(self).__name__} is no table. to_dict() has its numbers.")
+
+    def to_pandas(self) -> Any:
+        """The `table` as a ``pandas.DataFrame``."""
+        try:
+            import pandas  # type: ignore[import-untyped,unused-ignore]
+        except ImportError as error:
+            raise CurvlensError("to_pandas() needs pandas. Install it: pip install 'curvlens[report]'.") from error
+        return pandas.DataFrame(self.table())
+
+    def plot(self, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
+        """A picture, as an Altair chart that a notebook shows. Options: `curvlens.report.plot`.
+
+        With a path that ends in .svg, .png, .pdf, .html or .json it is also written to that file.
+        """
+        from curvlens.report.plots import plot
+
+        return plot(self, path, **options)
+
     def _repr_html_(self) -> str:
         """For notebooks: what it prints, names and notes escaped."""
         return f"<pre>{html.escape(str(self))}</pre>"

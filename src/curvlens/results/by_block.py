@@ -78,6 +78,19 @@ class ByBlock(Result, Mapping[str, Estimate]):
         """The blocks whose turn did not come."""
         return tuple(name for name, estimate in self.items() if not estimate.measured)
 
+    def place(self, name: str) -> tuple[str | None, str, int | None]:
+        """The layer of a name (None outside of layers), its role, and its head (None if it is none).
+
+        >>> ByBlock({}, by="head").place("h.3.attn.q.1"), ByBlock({}).place("embed")
+        (('h.3', 'attn.q', 1), (None, 'embed', None))
+        """
+        whole, _, last = name.rpartition(".")
+        if self.by == "head" and last.isdigit() and Block(whole, ()).layer is not None:
+            block = Block(whole, ())
+            return block.layer, block.role, int(last)
+        block = Block(name, ())
+        return block.layer, block.role, None
+
     def _headline(self) -> str:
         missing = f", {len(self.unmeasured)} not measured" if self.unmeasured else ""
         return f"{self.what} by {self.by} ({len(self)}{missing})"

@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -216,6 +217,13 @@ class Density(Result):
         return wasserstein(self.measure, other.measure)
 
     # For people
+
+    def table(self, points: int = 200) -> list[dict[str, Any]]:
+        """The smoothed density, and the share of eigenvalues up to x with its 95 % band, at equally spaced x."""
+        x, y = self.curve(points)
+        low, high = self.band(x)
+        columns = zip(x.tolist(), y.tolist(), self.cdf(x).tolist(), low.tolist(), high.tolist(), strict=True)
+        return [dict(zip(("x", "density", "cumulative", "low", "high"), row, strict=True)) for row in columns]
 
     def __repr__(self) -> str:
         how = (

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from curvlens.blocks import Block, Blocks, By
-from curvlens.blocks.parts import parse
+from curvlens.blocks import Block, Blocks, By, Layout
+from curvlens.blocks.parts import Part, parse
 from curvlens.errors import CurvlensError, printable
 from curvlens.results.base import Provenance, Result, require_tensors
+
+if TYPE_CHECKING:
+    from curvlens.operators.base import Operator
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,12 +58,17 @@ class Eigs(Result):
         """Plain numbers; the blocks once, by name, and not also by parameter, head, layer and role."""
         return {name: value for name, value in super().to_dict().items() if name not in ("shapes", "maps")}
 
+    def table(self) -> list[dict[str, Any]]:
+        """A record for each eigenvalue, ascending: value, residual, converged."""
+        triples = zip(self.values.tolist(), self.residuals.tolist(), self.converged.tolist(), strict=True)
+        return [{"value": value, "residual": residual, "converged": ok} for value, residual, ok in triples]
+
     def mass(self, by: By = "block") -> dict[str, list[float]]:
         """The share of each block in each eigenvector, ‖x_b‖², a number for each: shares of a vector sum to 1.
 
         By block, layer, role, head or parameter.
         """
-        order = [parse(key, tuple(shape)) for key, shape in self.shapes.items()]
+        order = self._order()
         named = self.maps.get(by, self.blocks if by == "block" else None)
         if by == "head" and self.maps and named is None:
             raise CurvlensError(
@@ -73,6 +81,18 @@ class Eigs(Result):
             blocks = Blocks.of_parameters(order).by(by)
         parts = blocks.split(self.vectors.double())
         return {name: x.square().sum(0).tolist() for name, x in parts.items()}
+
+    def operator(self) -> Operator:
+        """Σ λ_i x_i x_iᵀ as an operator: the part of A that these eigenpairs are. H - H_top has them removed."""
+        from curvlens.operators.composition import LowRank
+
+        order = self._order()
+        blocks = Blocks([self._block(name, keys) for name, keys in self.blocks.items()], order) if self.blocks else None
+        return LowRank(self.vectors, self.values, Layout(order, blocks))
+
+    def _order(self) -> list[Part]:
+        """What the entries of a vector belong to."""
+        return [parse(key, tuple(shape)) for key, shape in self.shapes.items()]
 
     def _block(self, name: str, keys: list[str]) -> Block:
         return Block(name, tuple(parse(key, tuple(self.shapes.get(key, ()))) for key in keys))

@@ -88,6 +88,12 @@ class Estimate(Result):
         negative = self.value < 0
         return torch.where(negative, -high, low), torch.where(negative, -low, high)
 
+    def table(self) -> list[dict[str, Any]]:
+        """A record for each number: value, stderr, low and high ends of the 95 % interval."""
+        low, high = self._ends(0.95)
+        columns = (x.reshape(-1).tolist() for x in (self.value, self.stderr, low, high))
+        return [dict(zip(("value", "stderr", "low", "high"), row, strict=True)) for row in zip(*columns, strict=True)]
+
     def __float__(self) -> float:
         if self.value.ndim:
             raise CurvlensError(f"The estimate has shape {tuple(self.value.shape)}; only a single one is a number.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from curvlens.errors import CurvlensError, nearest, printable
 from curvlens.results.base import Provenance, Result
@@ -74,6 +75,20 @@ class Propagation(Result):
 
     def __len__(self) -> int:
         return len(self.levels)
+
+    def table(self) -> list[dict[str, Any]]:
+        """A record for each layer, part (hessian, ggn, functional) and side (parameters, activations)."""
+        records = []
+        for name, level in self.levels.items():
+            for side in ("parameters", "activations"):
+                for part, amount in getattr(level, side).items():
+                    numbers: dict[str, Any] = {self.by: name, "of": side, "part": part}
+                    for what in ("trace", "frobenius", "top", "bottom"):
+                        estimate = getattr(amount, what)
+                        numbers[what] = None if estimate is None else float(estimate)
+                        numbers[f"{what}_error"] = None if estimate is None else float(estimate.stderr)
+                    records.append(numbers)
+        return records
 
     def __repr__(self) -> str:
         names = ", ".join(self.levels)

@@ -31,6 +31,10 @@ class Solution(Result):
     status: Status = "converged"
     """One word for ``why``: a system without a solution is ``"inconsistent"``, and x then fits it best."""
 
+    def table(self) -> list[dict[str, Any]]:
+        """The relative residual, step by step."""
+        return [{"step": step, "residual": residual} for step, residual in enumerate(self.history)]
+
     def __repr__(self) -> str:
         return printable(
             f"Solution({self.method}, damping {self.damping:g}, residual {self.residual:.1e} after {self.products} "

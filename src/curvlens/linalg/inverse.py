@@ -1,0 +1,64 @@
+"""The inverse as an operator: each product solves a system, to an accuracy that is checked."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens.blocks import Layout
+from curvlens.errors import CurvlensError, CurvlensWarning
+from curvlens.linalg.solve import solve
+from curvlens.operators.algebra import Restricted
+from curvlens.operators.base import Operator, Progress
+
+
+class Inverse(Operator):
+    """(A + damping)⁻¹ of a symmetric A, to the ``rtol`` of `solve`; a system that is not solved is an error."""
+
+    def __init__(self, inner: Operator, damping: float, options: Mapping[str, Any]) -> None:
+        taken = {"rtol", "max_products", "method"}
+        unknown = set(options) - taken
+        if unknown:
+            raise CurvlensError(f"inverse() has no {unknown.pop()!r}; it takes damping, {', '.join(sorted(taken))}.")
+        if inner.rows != inner.columns:
+            raise CurvlensError(f"{inner!r} has no inverse: its rows are not its columns.")
+        super().__init__(
+            inner.rows,
+            inner.rows,
+            dtype=inner.dtype,
+            device=inner.device,
+            symmetric=inner.symmetric,
+            psd=inner.psd and damping >= 0,
+            name=f"inverse of ({inner.name} + {damping:g})" if damping else f"inverse of {inner.name}",
+        )
+        self.inner, self.damping, self.options = inner, damping, dict(options)
+
+    @property
+    def precision(self) -> torch.dtype:
+        """That of A."""
+        return self.inner.precision
+
+    def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        return torch.stack([self._solved(v, progress) for v in vectors.T], dim=1)
+
+    def _solved(self, v: Tensor, progress: Progress | None) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CurvlensWarning)  # what it says is an error here
+            found = solve(self.inner, v, damping=self.damping, progress=progress, **self.options)
+        if found.status == "interrupted":
+            raise KeyboardInterrupt
+        if not found.converged:
+            raise CurvlensError(
+                f"{self!r}: a system was solved to a residual of {found.residual:.1e} only, after {found.products} "
+                f"products: {found.why}. Use more damping, as {self.inner.name}.inverse(damping=1e-2), a larger rtol, "
+                "or more max_products."
+            )
+        x: Tensor = found.x
+        return x
+
+    def _block(self, rows: Layout, columns: Layout) -> Operator:
+        return Restricted(self, rows, columns)

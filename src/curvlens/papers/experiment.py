@@ -1,0 +1,113 @@
+"""What an experiment is: points to measure, how one is measured, and what is made of the measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from curvlens.papers.records import Config, Record, key
+from curvlens.papers.verdicts import Finding
+from curvlens.report.charts import Chart
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is computed."""
+
+    quick: bool = False
+    """Small settings: minutes for everything on two cores."""
+    seeds: int | None = None
+    """Repeats, in the place of the experiment's own number."""
+
+    @property
+    def name(self) -> str:
+        """What the pages of this effort are kept under.
+
+        >>> Effort().name, Effort(quick=True, seeds=3).name
+        ('full', 'quick-3-seeds')
+        """
+        return ("quick" if self.quick else "full") + ("" if self.seeds is None else f"-{self.seeds}-seeds")
+
+    def repeats(self, quick: int, full: int) -> range:
+        """The seeds."""
+        return range(self.seeds if self.seeds is not None else quick if self.quick else full)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A measured number beside the one it is to agree with."""
+
+    name: str
+    """As in the table of reference numbers."""
+    value: float
+    error: float
+    """Half of the 95 % interval over the repeats; 0 where it is exact, infinite for one repeat."""
+    window: tuple[float, float] | None = None
+    """Of a slope: the first and the last σ that it was fitted to."""
+    width: int | None = None
+    """Of the networks that it was measured on, where it matters."""
+    spread: float | None = None
+    """Of a mean: the standard deviation of one repeat."""
+
+
+def at_width(records: Sequence[Record], numbers: Iterable[Number]) -> tuple[Number, ...]:
+    """Numbers with the width of the networks that they were measured on."""
+    return tuple(replace(each, width=records[0].config["width"]) for each in numbers)
+
+
+@dataclass(frozen=True)
+class Law:
+    """A power law that was fitted where the curve is one, beside the predicted one."""
+
+    name: str
+    predicted: float | None
+    """None where there is no prediction."""
+    slope: float
+    interval: tuple[float, float]
+    """95 %, over the repeats."""
+    window: tuple[float, float]
+    """Between which σ the local slopes agree."""
+    steepest: float
+    flattest: float
+    """The largest and the smallest local slope of the whole curve."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the measurements of an experiment say."""
+
+    charts: tuple[Chart, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    numbers: tuple[Number, ...] = ()
+    laws: tuple[Law, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader has to know of the data: points that overflowed, and the like."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One figure or table."""
+
+    name: str
+    title: str
+    source: str
+    """Where in which paper it is."""
+    points: Callable[[Effort], Sequence[Config]]
+    measure: Callable[[Config], Mapping[str, Any]]
+    """A point's numbers, from its configuration alone; a function at the top of a module."""
+    report: Callable[[Sequence[Record]], Report]
+    """Of the points of one effort, in their order."""
+    revision: int = 1
+    """Goes up when `measure` gives other numbers for the same configuration."""
+    data: str | None = None
+    """The experiment whose points this one shows as well; it has none of its own."""
+
+    @property
+    def stored_as(self) -> str:
+        """The name of the experiment that its points are stored under."""
+        return self.data or self.name
+
+    def key(self, config: Config) -> str:
+        """What a point is stored under."""
+        return key(self.stored_as, self.revision, config)

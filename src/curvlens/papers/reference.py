@@ -1,0 +1,142 @@
+"""Numbers that the experiments are to agree with, and where they come from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from curvlens.calculus import exponents
+from curvlens.papers.experiment import Number
+
+Outcome = Literal[
+    "agrees",
+    "within the reference's sampling error",
+    "differs",
+    "too few seeds to tell",
+    "other width, not comparable",
+]
+COARSE = 3.0
+"""A number whose error is so many times the reference's agrees with too much to agree."""
+USUAL = 1.959964
+"""Standard errors in half of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A number from elsewhere."""
+
+    name: str
+    what: str
+    value: float
+    error: float
+    """Half of a 95 % interval, of a range, or of the last digit; or a standard error."""
+    source: str
+    width: int | None = None
+    """Of the networks that it is for; None where it is the same for all, as a power is."""
+    standard: bool = False
+    """Whether the error is a standard error."""
+    networks: int | None = None
+    """How many it is a mean over, where that is known."""
+
+    @property
+    def half(self) -> float:
+        """Half of the 95 % interval."""
+        return USUAL * self.error if self.standard else self.error
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A measured number beside it."""
+
+    reference: Reference
+    measured: Number
+
+    @property
+    def error(self) -> float:
+        """Of the difference: both errors are 95 %, and independent, so that their squares add up."""
+        return math.hypot(self.reference.half, self.measured.error)
+
+    @property
+    def apart(self) -> float:
+        """How far apart the two are, in parts of what their errors allow."""
+        difference = abs(self.measured.value - self.reference.value)
+        return difference / self.error if self.error else math.inf if difference else 0.0
+
+    @property
+    def sampling(self) -> float | None:
+        """Half of the 95 % interval of a mean over as many networks as the reference has, if they scatter as ours do.
+
+        A small sample's own ± is uncertain itself; the scatter of many networks is not.
+        """
+        if self.reference.networks is None or self.measured.spread is None:
+            return None
+        n = self.reference.networks
+        return exponents.student(0.95, n - 1) * self.measured.spread / math.sqrt(n)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the sampling errors of both explain the difference, beyond the ± that the reference prints."""
+        if self.sampling is None:
+            return False
+        error = math.hypot(max(self.reference.half, self.sampling), self.measured.error)
+        return abs(self.measured.value - self.reference.value) <= error
+
+    @property
+    def chance(self) -> float:
+        """The share of pairs of samples with these errors that are at least so far apart."""
+        return math.erfc(self.apart * USUAL / math.sqrt(2))
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the two say of each other."""
+        if self.reference.width not in (None, self.measured.width):
+            return "other width, not comparable"
+        if self.apart > 1 + 1e-9:
+            return "within the reference's sampling error" if self.sampled else "differs"
+        return "too few seeds to tell" if self.measured.error > COARSE * self.reference.half else "agrees"
+
+
+@cache
+def _content() -> dict[str, Any]:
+    text = files("curvlens.papers").joinpath("reference.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+@cache
+def references() -> tuple[tuple[Reference, ...], dict[str, str]]:
+    """All of them, and what their sources are."""
+    return tuple(Reference(**entry) for entry in _content()["numbers"]), dict(_content()["sources"])
+
+
+def explanations(comparisons: Sequence[Comparison]) -> list[str]:
+    """A sentence for each number that only the reference's sample keeps from agreeing: how large its error is."""
+    return [
+        f"{each.reference.what}: the reference is a mean over about {each.reference.networks} networks, which scatter "
+        f"by {each.measured.spread:.2f}, so that such means have ± {each.sampling:.3f}; with our ± "
+        f"{each.measured.error:.3f} the two may be {math.hypot(each.sampling, each.measured.error):.3f} apart, and are "
+        f"{abs(each.measured.value - each.reference.value):.3f}."
+        for each in comparisons
+        if each.outcome == "within the reference's sampling error" and each.sampling is not None
+    ]
+
+
+def differences(comparisons: Sequence[Comparison]) -> list[str]:
+    """A sentence for each number that differs: how often chance alone would bring that about."""
+    return [
+        f"{each.reference.what}: if both ± are errors of samples, two samples are so far apart by chance in "
+        f"{100 * each.chance:.2g} % of all cases."
+        for each in comparisons
+        if each.outcome == "differs"
+    ]
+
+
+def compared(numbers: Sequence[Number]) -> list[Comparison]:
+    """What was measured beside what it is to agree with."""
+    measured = {number.name: number for number in numbers}
+    return [Comparison(each, measured[each.name]) for each in references()[0] if each.name in measured]
