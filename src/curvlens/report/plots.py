@@ -309,14 +309,15 @@ def _density(result: Density, points: int = 200) -> Any:
     """Histogram, sorted, cumulative: shares are of all eigenvalues."""
     alt = _altair()
     records = result.table(points)
-    floor = 1e-3 / result.n
+    seen = [record["density"] for record in records if record["density"] > 0]
+    floor = max(min(seen), 1e-6 * max(seen))
     for record in records:
-        record["density"] = record["density"] if record["density"] > floor else None
+        record["floor"] = floor
+        record["density"] = max(record["density"], floor)
     base = alt.Chart(_data(records)).properties(width=230, height=180)
     x = alt.X("x:Q", title="eigenvalue")
-    curve = base.mark_area(color=BLUE, opacity=0.35, line={"color": BLUE}).encode(
-        x=x, y=alt.Y("density:Q", scale=alt.Scale(type="log"), title="density")
-    )
+    y = alt.Y("density:Q", stack=None, scale=alt.Scale(type="log", domainMin=floor, nice=False), title="density")
+    curve = base.mark_area(color=BLUE, opacity=0.35, line={"color": BLUE}, clip=True).encode(x=x, y=y, y2="floor:Q")
     band = base.mark_area(color=BLUE, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q")
     line = base.mark_line(color=INK).encode(x=x, y=alt.Y("cumulative:Q", title="share up to it"))
     rank = alt.X("cumulative:Q", title="share of eigenvalues", scale=alt.Scale(domain=[0, 1]))
