@@ -9,7 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from curvlens import assembly, calculus, losses, operators, report, testing
+    from curvlens import (
+        assembly,
+        blocks,
+        calculus,
+        data,
+        linalg,
+        losses,
+        models,
+        operators,
+        profiling,
+        report,
+        results,
+        sdpa,
+        testing,
+    )
     from curvlens.checkup import doctor
     from curvlens.errors import CurvlensError, CurvlensWarning
     from curvlens.linalg.density import density
@@ -28,7 +42,10 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_PACKAGES = {"assembly", "calculus", "losses", "operators", "report", "testing"}
+_PACKAGES = {
+    *("assembly", "blocks", "calculus", "data", "linalg", "losses", "models"),
+    *("operators", "profiling", "report", "results", "sdpa", "testing"),
+}
 _HOMES = {
     "checkup": ["doctor"],
     "errors": ["CurvlensError", "CurvlensWarning"],
@@ -50,7 +67,9 @@ __all__ = [
     "Problem",
     "__version__",
     "assembly",
+    "blocks",
     "calculus",
+    "data",
     "density",
     "diagonal",
     "doctor",
@@ -62,11 +81,16 @@ __all__ = [
     "ggn",
     "hessian",
     "keep_dtype",
+    "linalg",
     "load",
     "losses",
+    "models",
     "operators",
     "profile",
+    "profiling",
     "report",
+    "results",
+    "sdpa",
     "second_order",
     "testing",
     "trace",
