@@ -89,14 +89,14 @@ def solve(
         try:
             for residual, largest in steps:
                 # x so large along the kernel that the rounding of A x can be seen beside what is left of b.
-                if eps * largest * norm(x) > 0.1 * max(residual, 0.1 * size):
+                grown = norm(x)
+                if eps * largest * grown > 0.1 * max(residual, 0.1 * size):
                     why, status = INCONSISTENT, "inconsistent"
                     break
                 history.append(residual / size)
                 if history[-1] < 0.99 * mark:
                     mark, found = history[-1], len(history)
                 # Progress by less than a percent may be a drift along what A does not see: then x grows for nothing.
-                grown = norm(x)
                 if history[-1] < 0.99 * best or (history[-1] < best and grown <= 1.1 * length):
                     best, length = history[-1], grown
                     best_x.copy_(x)
@@ -133,6 +133,7 @@ def solve(
         except KeyboardInterrupt:
             seen, why, status = 0.0, f"interrupted after {products.count} products", "interrupted"
         residual = norm(rhs - product(x)) / size
+        converged = residual <= rtol
         if seen > 1e-3:
             status = "stagnated"
             why = f"A + damping is singular to rounding, and x no least-squares solution: ‖A r‖ = {seen:.0e} ‖A‖ ‖r‖"
