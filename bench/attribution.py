@@ -13,7 +13,7 @@ import curvlens as cl
 from bench.child import serve
 from bench.model import FULL, QUICK, gradient, make_batch, make_model
 from bench.timing import seconds
-from curvlens.operators.modules import Traces
+from curvlens._evaluation.recordings import Recordings
 
 SAMPLES = 8
 
@@ -24,18 +24,18 @@ def measure(*, quick: bool, repetitions: int = 5) -> dict[str, Any]:
     sizes = QUICK if quick else FULL
     model, batch = make_model(sizes), make_batch(sizes)
     problem = cl.Problem(model, batch, cl.losses.CrossEntropy())
-    H, traces = cl.hessian(problem), Traces(problem)
+    H, recordings = cl.hessian(problem), Recordings(problem._evaluation)  # a profile builds its own
     z = torch.randn(problem.layout.size)
     parts = problem.layout.unflatten(z)
     H @ z
-    traces.known()
+    recordings.known()
 
     def forms(count: int, bent: int) -> Callable[[], object]:
-        return lambda: [trace.forms([parts] * count, bent) for trace in traces]
+        return lambda: [recording.forms([parts] * count, bent) for recording in recordings]
 
     ways: dict[str, tuple[Callable[[], object], int]] = {
         "profile": (lambda: cl.profile(problem, samples=SAMPLES, top=False), SAMPLES),
-        "build": (lambda: Traces(problem).known(), 1),
+        "build": (lambda: Recordings(problem._evaluation).known(), 1),
         "product": (lambda: H @ z, 1),
         "probe": (forms(1, 1), 1),
         "tangent": (forms(1, 0), 1),

@@ -24,7 +24,6 @@ from bench.memory import RETURN_FREED, peak_reset, peak_since
 from bench.model import Sizes, make_batch, make_model
 from curvlens.operators import Operator
 from curvlens.operators.base import Progress
-from curvlens.operators.engine import engine_of
 
 TOL = 1e-2
 LARGE = Sizes(n_layer=8, d_model=512, n_head=8, context=128, batch=1, vocab=8000)
@@ -45,7 +44,7 @@ def measure(*, quick: bool, model: str | None = None, budget: str | None = None)
     seconds = timed_products()
     gc.collect()
     before = peak_reset()
-    engine_of(problem).prepare()  # graphs are built for the first product, and are no part of the search
+    problem._evaluation.cache.prepare()  # graphs are built for the first product, and are no part of the search
     started = time.perf_counter()
     result = cl.eigs(cl.hessian(problem), 1, tol=TOL, memory=budget)
     whole = time.perf_counter() - started

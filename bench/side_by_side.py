@@ -1,4 +1,4 @@
-"""``python -m bench.side_by_side``: the numbers of docs/coming-from.md, ours and the peers', on its little model."""
+"""``python -m bench.side_by_side``: the numbers of docs/howto/coming-from.md on its little model, ours and peers'."""
 
 from __future__ import annotations
 

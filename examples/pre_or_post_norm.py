@@ -2,7 +2,7 @@
 
 Two GPTs of six layers that differ in nothing else, at initialisation, on sums of numbers. For each: what every layer
 contributes to the Hessian (`curvlens.profile`), the spectral norm of the block of each layer's parameters, and of the
-Hessian with respect to the activations that leave it (`curvlens.profiling.propagation`). Takes some two minutes.
+Hessian with respect to the activations that leave it (`curvlens.propagation`). Takes some two minutes.
 
     pip install matplotlib
     python examples/pre_or_post_norm.py pre_or_post_norm.png
@@ -21,7 +21,6 @@ from torch import Tensor
 import curvlens as cl
 from curvlens.data import Addition
 from curvlens.models import GPT, GPTConfig
-from curvlens.profiling import propagation
 from curvlens.results import Profile, Propagation
 
 COLOURS = {"pre": "#2563eb", "post": "#d97706"}
@@ -43,7 +42,7 @@ def measured(
     problem = cl.Problem(model, batch, cl.losses.CrossEntropy())
     print(f"{norm}-LN: profile", file=sys.stderr)
     profile = cl.profile(problem, samples=samples)
-    return profile, propagation(problem, samples=samples, progress=tell), stream(model, batch[0])
+    return profile, cl.propagation(problem, samples=samples, progress=tell), stream(model, batch[0])
 
 
 def stream(model: GPT, tokens: Tensor) -> dict[str, float]:

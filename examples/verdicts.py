@@ -8,18 +8,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from curvlens.papers import EXPERIMENTS, Effort, Store, measured
-from curvlens.papers.page import Shown, markdown
+from curvlens.papers import EXPERIMENTS, Effort, measured
+from curvlens.papers.page_markdown import markdown
+from curvlens.papers.shown import Shown
 from curvlens.report.drawing import draw
+from curvlens.study import Study
 
 FIGURES = "figures/papers/"
 
 
 def reported(results: Path) -> list[Shown]:
     """What the points of a full run say, experiment by experiment."""
-    found, store = [], Store(results)
+    found, study = [], Study(results)
     for experiment in EXPERIMENTS:
-        records = measured(experiment, Effort(), store)
+        records = measured(experiment, Effort(), study)
         if len(records) == len(experiment.points(Effort())):
             found.append(Shown.over(experiment, experiment.report(records), records))
     return found

@@ -22,7 +22,7 @@ settings.load_profile("curvlens")
 @pytest.fixture(autouse=True)
 def _nothing_said() -> None:
     """Warnings that come once a process come once a test: none depends on which ran before."""
-    from curvlens.linalg.products import say_precision
+    from curvlens.linalg.counted import say_precision
 
     say_precision.cache_clear()
 

@@ -143,7 +143,7 @@ def test_a_network_has_the_faces_of_the_other_closed_forms() -> None:
     assert H.norm("q", "attn.softmax") == H.parts["attn.softmax"].norm("q")
     assert H.trace(part="functional") == H.functional.trace()
     assert torch.equal(H.diagonal("up"), H.total.diagonal("up"))
-    assert repr(H.parts) == f"Parts({', '.join(H.part_names)})"
+    assert repr(H.parts) == f"ModuleForms({', '.join(H.part_names)})"
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: H["q"], r"H\.total\['q'\], H\.ggn\['q'\] or H\.functional\['q'\]"),
         (lambda: H["q", "k"], r"H\.total\['q', 'k'\]"),
@@ -158,8 +158,8 @@ def test_a_network_has_the_faces_of_the_other_closed_forms() -> None:
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curvlens.calculus.inputs.SMALL", 0)
-    monkeypatch.setattr("curvlens.calculus.inputs.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("curvlens.calculus.room.SMALL", 0)
+    monkeypatch.setattr("curvlens.calculus.room.available_bytes", lambda device: 1000)
     H = CASE.hessian()
     with pytest.raises(CurvlensError, match=r"Hessian of a network.*1000 B are free.*`matvec`"):
         _ = H.total
@@ -224,7 +224,7 @@ def test_a_point_that_moved_is_noticed() -> None:
 
 def test_few_parameters_go_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     few = STACK.hessian(["h.0.norm1.scale", "h.1.up_bias"])
-    assert few.size <= max(few._trace.size(state) for state in few._trace.states)
+    assert few.size <= max(few._forward.size(state) for state in few._forward.states)
     monkeypatch.setattr("curvlens.assembly.result.CHUNK", 1)  # one column at a time
     some, everything = few.parts["h.1.attn.softmax"], STACK.hessian().parts["h.1.attn.softmax"]
     for a, b in (("h.0.norm1.scale", "h.1.up_bias"), ("h.0.norm1.scale", "h.0.norm1.scale")):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import curvlens as cl
 from cases import randomise
 from curvlens import CurvlensError, assembly
-from curvlens.operators.modules import Traces
+from curvlens.operators.modules import recordings_of
 from small import gpt, relative, tokens_and_labels
 
 GPTS: dict[str, dict[str, Any]] = {
@@ -185,14 +185,14 @@ def test_parts_have_the_names_of_the_profile(activation: Any) -> None:
         problem = cl.Problem(module, data, loss)
         closed = assembly.read(module).hessian(x if module is encoder else tokens, **given)
         z = torch.randn(problem.layout.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-        (trace,) = Traces(problem)
-        table, _ = trace.forms([problem.layout.unflatten(z)], 1)
+        (recording,) = recordings_of(problem)
+        table, _ = recording.forms([problem.layout.unflatten(z)], 1)
         size, seen = abs(float(z @ closed.matvec(z))), set()
         for path, forms in table.items():
             hidden = [name for name in own.get(path, ()) if name not in table]
             inner = [name for name in closed.parts if name in (path, *hidden)]
             truth = sum(float(z @ closed.matvec(z, name)) for name in inner)
-            assert abs(float(forms) / trace.count - truth) < 1e-10 * size, path
+            assert abs(float(forms) / recording.count - truth) < 1e-10 * size, path
             seen |= set(inner)
         assert seen == set(closed.parts)
 

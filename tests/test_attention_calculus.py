@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_truth import Case
-from curvlens.calculus import attention, inner
+from curvlens.calculus import attention, term_norms
 from curvlens.calculus.attention import AttentionHessian, potential
-from curvlens.calculus.form import Part
+from curvlens.calculus.form import SplitPart
 from curvlens.calculus.terms import Tokens
 from curvlens.operators import closed_form
 
@@ -62,7 +62,7 @@ CASES = {
     "all of size one": Case(length=1, d=1, d_k=1, d_v=1),
     "a single token": Case(length=1, batch=(2,)),
 }
-PARTS: tuple[Part, ...] = ("outer", "functional", "total")
+PARTS: tuple[SplitPart, ...] = ("outer", "functional", "total")
 
 
 def closed(case: Case) -> AttentionHessian:
@@ -276,7 +276,7 @@ def test_norms_where_tokens_are_the_same() -> None:
     case.X = case.X[torch.tensor([0, 1, 0, 1, 1, 0])]
     case.X[3, 2, 0] *= 1 + 2**-52
     x = closed(case)._state.x
-    (term,) = inner.gathered(closed(case).outer.terms("Q", "Q"))
+    (term,) = term_norms.gathered(closed(case).outer.terms("Q", "Q"))
     assert isinstance(term, Tokens)
     assert len(term.u) == len({tuple(row) for row in x.tolist()}) == 11
     check(case, 1e-11)

@@ -297,7 +297,7 @@ def test_unknown_names() -> None:
     with pytest.raises(cl.CurvlensError, match=r"Blocks: 'embed', 'pos', 'h\.0\.norm1'"):
         H["xyz"]
     for part, pattern in (("attn", "'\\*.attn.\\*'"), ("q", "'\\*.q'")):
-        with pytest.raises(cl.CurvlensError, match=f"For all of them: {pattern}"):
+        with pytest.raises(cl.CurvlensError, match=f"To select all of them, use {pattern}"):
             H[part]
     assert H["*.attn.*"].shape[0] == sum(H[f"attn.{letter}"].shape[0] for letter in "qkvo")
     with pytest.raises(cl.CurvlensError, match="a text"):
@@ -361,7 +361,9 @@ def test_layers_roles_and_heads_of_an_unknown_architecture_are_parameters_with_a
             warnings.simplefilter("always")
             assert list(act()) == list(problem.layout.names)
         said = [
-            w for w in said if issubclass(w.category, cl.CurvlensWarning) and "one row a parameter" in str(w.message)
+            w
+            for w in said
+            if issubclass(w.category, cl.CurvlensWarning) and "one row for each parameter" in str(w.message)
         ]
         assert len(said) == (by in ("head", "layer", "role"))
         assert all("Problem(..., blocks=" in str(w.message) for w in said)
@@ -449,7 +451,7 @@ def test_own_patterns_may_take_a_head() -> None:
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        ({"a": "h.0.*", "b": "*.attn.q"}, "overlap: both have .*c_attn.weight"),
+        ({"a": "h.0.*", "b": "*.attn.q"}, "overlap: both contain .*c_attn.weight"),
         ({"a": "h.7.*"}, "No block or parameter is called 'h.7.*'"),
         ({"h.0.attn.k": "h.0.attn.q"}, "name of two blocks"),
         ({"h.0": "h.0.attn.*"}, "name of two blocks"),
@@ -504,10 +506,10 @@ def test_an_own_family_is_used_however_little_it_names() -> None:
     ("rule", "message"),
     [
         (Rule("0.wieght", "start", "out in"), r"No rule .*'mine'.*'0.wieght'.*'0.weight', '0.bias'.*Did you mean '0.w"),
-        (Rule("0.weight", "start", "out"), r"axes 'out', and '0.weight' the shape \(6, 4\)"),
-        (Rule("0.weight", "start", "in out"), r"axes 'in out', and '0.weight' the shape \(6, 4\) \(out × in"),
+        (Rule("0.weight", "start", "out"), r"axes 'out', but '0.weight' has the shape \(6, 4\)"),
+        (Rule("0.weight", "start", "in out"), r"axes 'in out', but '0.weight' has the shape \(6, 4\) \(out × in"),
         (Rule("0.weight", "start.*", "(a/b/c/d out) in"), r"axes '\(a/b/c/d out\) in', .* \(6, 4\)"),
-        (Rule("0.bias", "start", "out in more"), r"axes 'out in more', and '0.bias' the shape \(6,\)"),
+        (Rule("0.bias", "start", "out in more"), r"axes 'out in more', but '0.bias' has the shape \(6,\)"),
     ],
 )
 def test_an_own_family_that_does_not_fit(rule: Rule, message: str) -> None:
@@ -598,11 +600,11 @@ def test_parameters_are_chosen_by_block() -> None:
         "transformer.h.1.ln_1.weight",
         "transformer.h.1.ln_1.bias",
     )
-    with pytest.raises(cl.CurvlensError, match="chosen as a whole"):
+    with pytest.raises(cl.CurvlensError, match="takes whole parameters"):
         cl.Problem(gpt2(reference()), data, loss, params="h.0.attn.q")
     fused = cl.Problem(gpt2(reference()), data, loss, params="*.0.attn.c_attn.weight")
     assert list(fused.blocks) == ["h.0.attn.q", "h.0.attn.k", "h.0.attn.v"]
-    with pytest.raises(cl.CurvlensError, match="chosen as a whole"):
+    with pytest.raises(cl.CurvlensError, match="takes whole parameters"):
         cl.Problem(gpt2(reference()), data, loss, params=["h.0.attn.q", "h.0.attn.v", "h.0.attn.q.0"])
 
 

@@ -20,7 +20,7 @@ from assembly_truth import Case
 from block_truth import Dice, Draw, a_block, a_feedforward, a_norm, an_attention
 from curvlens import assembly
 from curvlens.calculus import activations, attention, bounds, norms
-from curvlens.calculus.attention.layer import layer
+from curvlens.calculus.attention.inputs import attention_inputs
 from curvlens.calculus.bounds import heads
 from curvlens.calculus.bounds.sizes import matrix, sizes
 from curvlens.errors import CurvlensError
@@ -105,7 +105,7 @@ def of_heads(draw: Draw, data: bool) -> bounds.Bound:
     w, x, grad = draw.variables, draw.variables["X"], draw.grad
     assert grad is not None
     value = (w["V"], w["O"]) if "O" in w else w["V"]
-    of = layer(x, w["Q"], w["K"], value, **draw.options, temperature=1.0, kind="softmax", context=None)
+    of = attention_inputs(x, w["Q"], w["K"], value, **draw.options, temperature=1.0, kind="softmax", context=None)
     pairs = heads.known(of).bend(grad) if data else heads.prior(sizes(x), len(x), of).bend(sizes(grad))
     functional = matrix(list(w), pairs)
     return bounds.Bound(tuple(w), torch.zeros_like(functional), functional)
@@ -171,7 +171,7 @@ def test_the_bounds_hold(name: str, draws: range) -> None:
             assert data <= 1 + 1e-6
 
 
-PAGE = Path(__file__).parent.parent / "docs" / "math.md"
+PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "math.md"
 
 
 @pytest.mark.parametrize("draws", EVERY, ids=len)

@@ -11,7 +11,7 @@ import torch
 
 import curvlens as cl
 from curvlens.calculus import attention, exponents, linear_mlp, scalar_attention
-from curvlens.calculus.inputs import alike
+from curvlens.calculus.tensor_checks import alike
 
 D = torch.float64
 X, WQ, WK, WV, Y = torch.ones(5, 4, dtype=D), *(torch.ones(4, n, dtype=D) for n in (3, 3, 2)), torch.ones(5, 2, dtype=D)
@@ -136,8 +136,8 @@ def test_heads_have_to_be_named() -> None:
 def test_what_does_not_fit_memory_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     H = attention.hessian(X, WQ, WK, WV, target=Y)
     assert H.norm() > 0
-    monkeypatch.setattr("curvlens.calculus.inputs.available_bytes", lambda device: 1000)
-    monkeypatch.setattr("curvlens.calculus.inputs.SMALL", 0)
+    monkeypatch.setattr("curvlens.calculus.room.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("curvlens.calculus.room.SMALL", 0)
     with pytest.raises(cl.CurvlensError, match=r"1312 entries, 10.25 KiB; 1000 B are free.*`matvec`, `norm`"):
         H.total.dense()
     with pytest.raises(cl.CurvlensError, match=r"The block \(Q, Q\), with as much to work in, has 288 entries"):
@@ -150,7 +150,7 @@ def test_what_does_not_fit_memory_is_said_beforehand(monkeypatch: pytest.MonkeyP
         _ = H.moments
     with pytest.raises(cl.CurvlensError, match="All gauge directions, with as much to work in, has 576 entries"):
         H.gauge()
-    monkeypatch.setattr("curvlens.calculus.inputs.available_bytes", lambda device: 4000)
+    monkeypatch.setattr("curvlens.calculus.room.available_bytes", lambda device: 4000)
     with pytest.raises(cl.CurvlensError, match="The Hessian of a stack, with the directions of all its weights"):
         attention.stack(X, [(WQ, WK, WV)], target=Y)
 

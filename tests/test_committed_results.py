@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -10,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from curvlens.papers import EXPERIMENTS, Effort, Store, missing
+from curvlens.papers import EXPERIMENTS, Effort, missing
 from curvlens.papers.claims import CLAIMS
-from curvlens.papers.page import Shown, markdown
+from curvlens.papers.headlines import HEADLINES, headline
+from curvlens.papers.page_markdown import markdown
 from curvlens.papers.reference import compared, references
-from curvlens.papers.store import PACKED
+from curvlens.papers.shown import Shown
+from curvlens.study import Study
+from curvlens.study.log import PACKED
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -33,7 +37,7 @@ def shown() -> list[Shown]:
 
 
 def test_every_point_of_the_full_run_is_there() -> None:
-    assert not missing(EXPERIMENTS, Effort(), Store(RESULTS))
+    assert not missing(EXPERIMENTS, Effort(), Study(RESULTS))
     assert (RESULTS / PACKED).stat().st_size < 2_000_000
 
 
@@ -46,6 +50,25 @@ def test_the_page_is_that_of_the_results(shown: list[Shown]) -> None:
     for each in shown:
         for chart in each.report.charts:
             assert (ROOT / "docs" / "figures" / "papers" / f"{chart.name}.svg").exists()
+
+
+def test_every_claim_is_one_line_with_a_verdict_a_number_and_a_figure(shown: list[Shown]) -> None:
+    """The number is one of the finding's own."""
+    kept = (ROOT / "docs" / "verdicts.md").read_text()
+    lines = [html.unescape(line) for line in kept.splitlines() if line.startswith("<details><summary>")]
+    for each in shown:
+        for finding in each.report.findings:
+            number, what = headline(finding)
+            assert number, finding.claim
+            assert number in finding.measured
+            (statement,) = (claim.statement for claim in CLAIMS if claim.name == finding.claim)
+            (line,) = (line for line in lines if line.startswith(f"<details><summary>{statement} "))
+            summary, _, details = line.partition("</summary>")
+            assert f"<b>{finding.verdict}</b> · {what}: " in summary
+            assert f'<a href="#{each.experiment.name}">' in summary
+            assert f"\n### {each.experiment.name}\n" in kept
+            assert finding.regime in details
+    assert set(HEADLINES) == {finding.claim for each in shown for finding in each.report.findings}
 
 
 def test_charts_are_plain_numbers(shown: list[Shown]) -> None:

@@ -141,7 +141,7 @@ def test_an_inverse_that_is_none() -> None:
     singular = cl.operators.as_operator(torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64)))
     with pytest.raises(cl.CurvlensError, match="more damping"):
         singular.inverse() @ torch.ones(2, dtype=torch.float64)
-    with pytest.raises(cl.CurvlensError, match="no 'budget'"):
+    with pytest.raises(cl.CurvlensError, match="no option 'budget'"):
         singular.inverse(budget=3)
     with pytest.raises(cl.CurvlensError, match="no inverse"):
         cl.operators.as_operator(torch.ones(2, 3)).inverse()
@@ -190,7 +190,7 @@ def test_what_is_no_diagonal(values: Tensor, match: str) -> None:
 
 
 def test_other_parameters_do_not_meet(H: cl.Operator) -> None:
-    with pytest.raises(cl.CurvlensError, match="other parameters"):
+    with pytest.raises(cl.CurvlensError, match="different parameters"):
         H["h.0.attn.q"] @ H["h.0.attn.k"]
 
 
@@ -224,10 +224,10 @@ def bad(change: Callable[[Any], Callable[..., Any]]) -> Any:
 MISTAKES: dict[str, tuple[Callable[[Any], Callable[..., Any]], str]] = {
     "affine": (lambda f: lambda v, p: f(v, p) + 1, "not linear"),
     "quadratic": (lambda f: lambda v, p: f(v, p) * v.abs().sum(), "not linear"),
-    "random": (lambda f: lambda v, p: f(v, p) + torch.rand(1), "same twice"),
+    "random": (lambda f: lambda v, p: f(v, p) + torch.rand(1), "different results for the same vector"),
     "writes": (lambda f: lambda v, p: f(v.mul_(2), p), "writes into its argument"),
     "nan": (lambda f: lambda v, p: f(v, p) * torch.nan, "NaN"),
-    "dtype": (lambda f: lambda v, p: f(v, p).float(), "says torch.float64 and gives torch.float32"),
+    "dtype": (lambda f: lambda v, p: f(v, p).float(), "has dtype torch.float64, but returns torch.float32"),
     "columns": (lambda f: lambda v, p: f(v, p) * v.shape[1], "matrix of columns"),
     "asymmetric": (lambda f: lambda v, p: v.flip(0) * torch.tensor([[1.0], [2.0]]), "transpose|symmetric"),
 }

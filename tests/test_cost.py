@@ -13,9 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import curvlens as cl
+from curvlens._evaluation.graph import Graph
 from curvlens.models import GPT, GPTConfig
-from curvlens.operators.engine import engine_of
-from curvlens.operators.graph import Graph
 from small import direction, gpt, tokens_and_labels
 
 
@@ -55,7 +54,7 @@ def test_logit_sized_tensors(make: Callable[[cl.Problem], cl.Operator], kind: st
     problem = language_model(kind, vocab, tokens)
     operator, v = make(problem), torch.randn(problem.layout.size)
     operator @ v
-    assert not engine_of(problem).rebuilds
+    assert not problem._evaluation.cache.rebuilds
     assert most_alive(lambda: operator @ v, 4 * vocab * tokens) <= 2
 
 
@@ -78,7 +77,7 @@ def test_one_rebuilt_graph_at_a_time(
         nonlocal alive
         alive -= 1
 
-    monkeypatch.setattr("curvlens.operators.engine.Graph", Counted)
+    monkeypatch.setattr("curvlens._evaluation.cache.Graph", Counted)
     problem = cl.Problem(gpt(), tokens_and_labels(), cl.losses.CrossEntropy(), memory=0)
     operator, v = make(problem), direction(242)
     for _ in range(2):

@@ -119,10 +119,10 @@ def test_functions(exact: bool) -> None:
 def test_quadrature_has_the_moments_of_its_probes() -> None:
     """Σ w λ^p is vᵀ A^p v for every probe, up to twice the steps: Gauss quadrature."""
     A = CASES["cluster"]
-    from curvlens.linalg.products import Products
+    from curvlens.linalg.counted import CountedOperator
 
     density = cl.density(A, probes=3, steps=10, exact=False)
-    probes = Products(A, symmetric=True).probes(0)
+    probes = CountedOperator(A, symmetric=True).probes(0)
     for i in range(3):
         v = probes.direction(i)
         own = density.probe == i

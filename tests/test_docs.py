@@ -50,7 +50,7 @@ def run_page(page: Path) -> int:
     return count
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_code_of_a_page_runs(page: Path) -> None:
     run_page(page)
 
@@ -58,19 +58,30 @@ def test_the_code_of_a_page_runs(page: Path) -> None:
 def test_pages_have_code() -> None:
     for name in (
         "index",
-        "problem",
-        "losses",
-        "operators",
-        "spectra",
-        "profile",
-        "pictures",
-        "tour",
-        "coming-from",
-        "precision",
-        "attention",
-        "attention-hessian",
-        "errors",
-        "math",
+        "tutorials/own-gpt",
+        "tutorials/hugging-face",
+        "tutorials/check-a-formula",
+        "tutorials/tour",
+        "howto/problem",
+        "howto/losses",
+        "howto/operators",
+        "howto/blocks",
+        "howto/spectra",
+        "howto/profile",
+        "howto/depth",
+        "howto/pictures",
+        "howto/doctor",
+        "howto/precondition",
+        "howto/large-models",
+        "howto/coming-from",
+        "howto/layernorm-rows",
+        "howto/precision",
+        "howto/attention",
+        "howto/reproduce",
+        "explanation/attention-hessian",
+        "explanation/claims",
+        "explanation/math",
+        "reference/errors",
     ):
         assert list(blocks((DOCS / f"{name}.md").read_text(encoding="utf-8"))), f"docs/{name}.md shows no code"
 
@@ -139,12 +150,12 @@ def test_doctests(name: str) -> None:
 
 
 def test_headings_that_docstrings_cite() -> None:
-    text = (DOCS / "math.md").read_text(encoding="utf-8")
+    text = (DOCS / "explanation" / "math.md").read_text(encoding="utf-8")
     headings = set(re.findall(r"^#+ (.+)$", text, re.MULTILINE))
     cited = {
         heading
         for file in (ROOT / "src").rglob("*.py")
-        for heading in re.findall(r"`docs/math\.md`,\s+\"([^\"]+)\"", file.read_text(encoding="utf-8"))
+        for heading in re.findall(r"`docs/explanation/math\.md`,\s+\"([^\"]+)\"", file.read_text(encoding="utf-8"))
     }
     assert {"Losses", "Products"} <= cited
     assert cited <= headings
@@ -163,15 +174,34 @@ def messages() -> list[str]:
 
 
 def test_the_errors_page_quotes_real_messages() -> None:
-    headings = re.findall(r"^### (.+)$", (DOCS / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
+    headings = re.findall(r"^### (.+)$", (DOCS / "reference" / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
     quoted = [quote for heading in headings for quote in re.findall(r'"([^"]+)"', heading)]
     assert len(quoted) >= 30
     known = messages()
     assert not [quote for quote in quoted if not any(quote in text for text in known)]
 
 
+def reference() -> str:
+    return "\n".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "reference").glob("*.md")))
+
+
+def test_the_reference_has_every_public_name() -> None:
+    words = set(re.findall(r"\bcl(?:\.\w+)+", reference()))
+    assert not [name for name in cl.__all__ if f"cl.{name}" not in words]
+
+
+def test_the_reference_has_every_name_of_a_public_package() -> None:
+    text = reference()
+    packages = [name for name in cl.__all__ if hasattr(getattr(cl, name), "__path__")]
+    assert {"calculus", "losses", "operators"} <= set(packages)
+    names = [f"cl.{package}.{name}" for package in packages for name in getattr(cl, package).__all__]
+    missing = [name for name in names if not re.search(rf"^##+ {re.escape(name)}$", text, re.MULTILINE)]
+    assert not missing, "add a heading and a ::: line to docs/reference"
+
+
 def test_the_site_builds_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -184,7 +214,7 @@ def test_the_site_builds_and_fetches_nothing(tmp_path: Path) -> None:
         assert not fetched, page.name
 
 
-# Derivatives that are wrong through layer_norm in torch 2.13 (docs/math.md, "Why reverse over reverse")
+# Derivatives that are wrong through layer_norm in torch 2.13 (docs/explanation/math.md, "Why reverse over reverse")
 
 NAMESPACES = ("torch.func.", "functorch.", "torch._functorch.eager_transforms.", "torch._functorch.apis.")
 ALWAYS_WRONG = {"hessian", "jacfwd"}

@@ -165,7 +165,7 @@ def test_changing_data() -> None:
     assert abs(a[1] - b[1]) > 1e-3
     found = cl.Problem(gpt(), data, CE())
     found.loss()
-    with pytest.raises(cl.CurvlensError, match="the data changed"):
+    with pytest.raises(cl.CurvlensError, match="the data has changed"):
         found.loss()
 
 
@@ -738,7 +738,7 @@ def test_a_check_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     def check_nothing(patient: Any) -> Any:
         raise ZeroDivisionError("no luck")
 
-    monkeypatch.setattr(examine, "RUNNING", (check_nothing, *examine.RUNNING))
+    monkeypatch.setattr(examine, "FORWARD_CHECKS", (check_nothing, *examine.FORWARD_CHECKS))
     finding = only(doctor(gpt(), DATA, CE()), "check-failed", "warning")
     assert "check_nothing" in finding.what
     assert "ZeroDivisionError: no luck" in finding.what
@@ -750,7 +750,7 @@ def test_a_check_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         (lambda: doctor(5), "given an int, expected a Problem"),  # type: ignore[arg-type]
         (lambda: doctor(gpt()), "without data and loss"),
         (lambda: doctor(gpt(), DATA), "without loss"),
-        (lambda: doctor(problem(), DATA), "takes nothing else"),
+        (lambda: doctor(problem(), DATA), "expected the Problem alone"),
     ],
 )
 def test_bad_input(act: Callable[[], Report], text: str) -> None:

@@ -34,7 +34,7 @@ def test_padding_that_the_embedding_knows() -> None:
     for model in (blind, seeing):
         model.embed.padding_idx = 0
     finding = only(doctor(blind, batch, CE()), "unmasked-padding", "error")
-    assert "Token 0 pads 2 tokens in samples 1" in finding.what
+    assert "(the padding_idx of its embedding) and is not masked: 2 tokens in samples 1" in finding.what
     assert "src_key_padding_mask" in finding.fix
     assert finding.size is not None
     assert finding.size > 1e-3

@@ -42,7 +42,7 @@ def check(A: Tensor, result: Any, k: int, ends: str, tol: float = 1e-8) -> None:
     torch.testing.assert_close(X.T @ X, torch.eye(len(values), dtype=X.dtype), atol=1e-12, rtol=0)
     true = (A @ X - X * result.values).norm(dim=0)
     assert bool((true <= 2 * result.residuals + 1e-15 * norm).all())
-    assert bool(result.converged.all()), result.why
+    assert bool(result.converged.all()), result.note
 
 
 @pytest.mark.parametrize("ends", ["largest", "smallest", "both", "magnitude"])
@@ -262,7 +262,7 @@ def test_what_is_not_there_yet_is_said() -> None:
     with pytest.warns(cl.CurvlensWarning, match="did not converge"):
         result = cl.eigs(A, 3, "smallest", max_products=20)
     assert not bool(result.converged.all())
-    assert "max_products=20" in result.why
+    assert "max_products=20" in result.note
     true = (A @ result.vectors - result.vectors * result.values).norm(dim=0)
     assert bool((true <= 2 * result.residuals).all())
 
@@ -349,7 +349,7 @@ def test_an_operator_that_writes_to_its_argument() -> None:
         ({"start": torch.ones(3)}, "start is shape"),
         ({"start": torch.full((300,), float("nan"))}, "start has entries"),
         ({"memory": "10kB"}, "at least"),
-        ({"store": "no/such/folder"}, "neither 'device' nor 'cpu'"),
+        ({"store": "no/such/folder"}, "expected 'device', 'cpu' or an existing folder"),
         ({"store_dtype": torch.int32}, "store_dtype"),
     ],
 )

@@ -193,16 +193,19 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: cl.hessian(problem())["embed.weight", "pos.weight"].quadratic(torch.ones(24)),
         "equal rows and columns",
     ),
-    "sum of different shapes": (lambda: cl.hessian(problem()) + torch.eye(3), "different shapes"),
+    "sum of different shapes": (lambda: cl.hessian(problem()) + torch.eye(3), "Shapes must match"),
     "operator of a model": (lambda: cl.ggn(gpt()), "expected a Problem"),  # type: ignore[arg-type]
-    "identity of a rectangle": (lambda: cl.hessian(problem())["embed.weight", "pos.weight"].identity(), "no identity"),
+    "identity of a rectangle": (
+        lambda: cl.hessian(problem())["embed.weight", "pos.weight"].identity(),
+        "An identity needs",
+    ),
     "frozen block": (
         lambda: cl.hessian(make(gpt_with_frozen_head()))["unembed.weight"],
-        "'unembed.weight' here .one that is frozen",
+        "'unembed.weight' here .frozen parameters",
     ),
     "frozen pattern": (
         lambda: make(gpt_with_frozen_head(), params="unembed.*"),
-        "No trainable parameter: 'unembed.weight': requires_grad is False",
+        "No trainable parameter: requires_grad is False for all of 'unembed.weight'",
     ),
     "target of another shape": (
         lambda: cl.Problem(nn.Linear(2, 1), (torch.ones(3, 2), torch.ones(3)), cl.losses.MSE()),
@@ -235,7 +238,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "shuffle=False",
     ),
     "shuffled otherwise": (lambda: make(data=Shuffled()), "shuffled or randomly augmented"),
-    "data that grows": (lambda: (p := make(data=Growing()), p.loss(), p.loss()), "the data changed in between"),
+    "data that grows": (lambda: (p := make(data=Growing()), p.loss(), p.loss()), "the data has changed"),
     "no token counts": (
         lambda: make(data=(TOKENS, torch.full_like(LABELS, -100))).loss(),
         "No token of the data counts",
@@ -274,7 +277,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "samples as their first axis",
     ),
     "micro_batch of zero": (lambda: make(micro_batch=0), "1 or more"),
-    "memory without sense": (lambda: make(memory="much"), "'much' is no size"),
+    "memory without sense": (lambda: make(memory="much"), "'much' is not a size"),
     "contrastive in two batches": (
         lambda: cl.Problem(nn.Linear(3, 3), [torch.ones(3, 3), torch.zeros(3, 3)], cl.losses.Contrastive()).loss(),
         "per_batch=True",
@@ -293,7 +296,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "Fisher of an unknown distribution": (
         lambda: cl.fisher(make(loss=lambda o, b: (o.square().sum(), 1))) @ direction(242),
-        "define sample",
+        "Define sample",
     ),
     "Fisher without samples": (lambda: cl.fisher(problem(), samples=0), "1 or more"),
     "a kernel that goes once only": (cannot_twice, "cannot be differentiated twice"),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import curvlens as cl
 import small
+from curvlens.results import Status
 from spectra import matrix, sampled
 
 MATRICES = {name: matrix(values) for name, values in sampled().items()}
@@ -367,7 +368,7 @@ def test_bad_input(what: str, options: dict[str, Any], message: str) -> None:
 def test_blocks_of_what_has_none() -> None:
     with pytest.raises(cl.CurvlensError, match="by='depth'"):
         cl.trace(MATRICES["flat"], by="depth")  # type: ignore[call-overload]
-    with pytest.raises(cl.CurvlensError, match="know their blocks"):
+    with pytest.raises(cl.CurvlensError, match="has named blocks"):
         cl.trace(MATRICES["flat"], by="block")
 
 
@@ -416,6 +417,9 @@ def test_an_interrupt_ends_all_blocks(problem: cl.Problem) -> None:
     assert "not measured" in repr(left_out)
     total = sum(blocks.values(), start=left_out)
     assert str(total) == "not known"
+    assert total.status is Status.HAS_GAPS
+    assert (left_out + left_out).status is Status.NOT_MEASURED
+    assert blocks.status is Status.INTERRUPTED
     assert "not measured" in total.note
 
 
@@ -476,7 +480,7 @@ def test_bad_budgets(problem: cl.Problem, budget: Any) -> None:
     if budget is not None:
         with pytest.raises(cl.CurvlensError, match="budget="):
             cl.trace(cl.hessian(problem), 8, by="block", budget=budget)
-    with pytest.raises(cl.CurvlensError, match="with by='block'"):
+    with pytest.raises(cl.CurvlensError, match="needs by='block'"):
         cl.trace(MATRICES["flat"], 8, budget="2m")
 
 

@@ -214,7 +214,7 @@ def valid_tokens(case: Case, batch: Batch) -> int:
 @some_cases(float32=True)
 def test_float32_steps_would_be_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `keep_dtype` is for: without it the same model misses the tolerance."""
-    monkeypatch.setattr("curvlens.problem.is_float64", lambda model: False)
+    monkeypatch.setattr("curvlens._evaluation.evaluation.is_float64", lambda model: False)
     s = setting(case)
     problem = Problem(s.problem.model, case.batches, case.loss)
     v = s.directions[:, 0]

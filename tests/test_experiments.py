@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import gzip
 import json
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +22,16 @@ from curvlens.papers import (
     EXPERIMENTS,
     Effort,
     Experiment,
-    Record,
-    Report,
-    Store,
-    measured,
-    missing,
     named,
-    run,
     setting,
-    table,
 )
 from curvlens.papers.first_paper import deep_blocks, entries, growth, linear_networks
-from curvlens.papers.records import key as record_key
-from curvlens.papers.records import rounded
 from curvlens.papers.reference import references
-from curvlens.papers.sizes import UNDERFLOW, marked, sized
+from curvlens.papers.sizes import UNDERFLOW, marked, named_marks, sized
 from curvlens.papers.sweeps import Sweep, sweep
 from curvlens.report.charts import Chart, Curve, Heat, Panel, Slope
 from curvlens.report.drawing import draw
+from curvlens.study import Record
 from networks import gpt, set_weights
 
 QUICK = Effort(quick=True)
@@ -120,265 +104,6 @@ def test_the_linear_cnn_is_differentiated_as_torch_does() -> None:
     assert found["functional"] == pytest.approx(float((H - outer).norm()), rel=1e-9)
 
 
-# The store
-
-
-def record(sigma: float = 0.1, value: float = 1 / 3, seed: int = 0) -> Record:
-    return Record("fig3a", 1, {"sigma": sigma, "seed": seed}, {"norm": value}, 1.5)
-
-
-def test_points_are_kept_and_found_again(tmp_path: Path) -> None:
-    kept = Store(tmp_path / "results")
-    assert kept.records("fig3a") == {}
-    with kept.writing() as writer:
-        writer.add(record(0.1))
-        writer.add(record(0.2))
-    found = kept.records("fig3a")
-    assert [r.config["sigma"] for r in found.values()] == [0.1, 0.2]
-    assert found[record(0.1).key].result == {"norm": 0.3333333333}
-    assert found[record(0.1).key].seconds == 1.5
-
-
-def test_the_order_of_a_configuration_does_not_matter() -> None:
-    assert record_key("a", 1, {"x": 1, "y": 2}) == record_key("a", 1, {"y": 2, "x": 1})
-    assert record_key("a", 1, {"x": 1}) != record_key("a", 2, {"x": 1}) != record_key("b", 1, {"x": 1})
-
-
-def test_the_table_is_the_same_for_the_same_numbers() -> None:
-    one = {r.key: r for r in (record(0.1), record(0.2))}
-    other = {r.key: Record(r.experiment, r.revision, r.config, r.result, 99.0) for r in (record(0.2), record(0.1))}
-    assert table(one) == table(other)
-    assert "seconds" not in table(one)
-
-
-@pytest.mark.parametrize("left", [1, 20, -2])
-def test_a_line_that_was_cut_off_is_written_again(tmp_path: Path, left: int) -> None:
-    kept = Store(tmp_path)
-    with kept.writing() as writer:
-        writer.add(record(0.1))
-        writer.add(record(0.2))
-    file = kept.file("fig3a")
-    whole = file.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:-1]) + lines[-1][:left])
-    assert len(kept.records("fig3a")) == 1
-    with kept.writing() as writer:
-        writer.add(record(0.2))
-    assert file.read_bytes() == whole
-
-
-def test_a_file_that_was_only_begun(tmp_path: Path) -> None:
-    kept = Store(tmp_path)
-    kept.file("fig3a").write_bytes(b'{"curvlens res')
-    assert kept.records("fig3a") == {}
-    with kept.writing() as writer:
-        writer.add(record())
-    assert len(kept.records("fig3a")) == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (b"garbage", "damaged in line 3"),
-        (b'{"key":"x"}', "damaged in line 3"),
-        (b'{"key":"0","experiment":"fig3a","revision":1,"config":{"a":1},"result":{},"check":""}', "key does not"),
-        (record(0.2).line(timed=True).replace("0.3333", "0.4333").strip().encode(), "numbers were changed"),
-        (b"[" * 100_000, "damaged in line 3"),
-        (b"[]", "damaged in line 3"),
-        (b"", "damaged in line 3"),
-        (b"\xff\xfe", "damaged in line 3"),
-    ],
-)
-def test_damage_is_told_and_left_alone(tmp_path: Path, line: bytes, said: str) -> None:
-    kept = Store(tmp_path)
-    with kept.writing() as writer:
-        writer.add(record(0.1))
-    file = kept.file("fig3a")
-    before = file.read_bytes() + line + b"\n"
-    file.write_bytes(before)
-    with pytest.raises(CurvlensError, match=said) as told:
-        kept.records("fig3a")
-    assert "fig3a.jsonl" in str(told.value)
-    assert "--set-aside" in str(told.value)
-    assert file.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("head", "said"), [(b'{"curvlens results":7}', "format 7"), (b"name,value", "no results of curvlens")]
-)
-def test_files_of_others_are_not_touched(tmp_path: Path, head: bytes, said: str) -> None:
-    kept = Store(tmp_path)
-    kept.file("fig3a").write_bytes(head + b"\n1,2\n")
-    with pytest.raises(CurvlensError, match=said):
-        kept.records("fig3a")
-    (aside,) = kept.set_aside(["fig1", "fig3a"])
-    assert aside.read_bytes() == head + b"\n1,2\n"
-    assert kept.records("fig3a") == {}
-
-
-def test_a_finished_run_is_handed_on_as_one_compressed_table(tmp_path: Path) -> None:
-    kept, other = Store(tmp_path / "kept"), Store(tmp_path / "other")
-    with kept.writing() as writer:
-        for sigma in (0.1, 0.2):
-            writer.add(record(sigma))
-    other.folder.mkdir()
-    packed = other.folder / "table.jsonl.gz"
-    packed.write_bytes(gzip.compress(table(kept.records("fig3a")).encode()))
-    assert other.records("fig3a") == kept.records("fig3a")
-    with other.writing() as writer:
-        writer.add(record(0.3))
-    assert len(other.records("fig3a")) == 3
-    old, new = (set(table(each.records("fig3a")).splitlines()) for each in (kept, other))
-    assert old < new
-
-
-@pytest.mark.parametrize("damage", ["cut", "garbage", "line"])
-def test_a_damaged_compressed_table_is_told_and_moved_away(tmp_path: Path, damage: str) -> None:
-    whole = gzip.compress(b'{"key":"0"}\n' if damage == "line" else table({"": record()}).encode())
-    content = {"cut": whole[:-9], "garbage": b"no gzip", "line": whole}[damage]
-    (tmp_path / "table.jsonl.gz").write_bytes(content)
-    with pytest.raises(CurvlensError, match=r"table\.jsonl\.gz.*--set-aside"):
-        Store(tmp_path).records("fig3a")
-    (aside,) = Store(tmp_path).set_aside(["fig3a"])
-    assert aside.read_bytes() == content
-    assert Store(tmp_path).records("fig3a") == {}
-
-
-def test_points_of_another_experiment_are_damage(tmp_path: Path) -> None:
-    kept = Store(tmp_path)
-    with kept.writing() as writer:
-        writer.add(record())
-    kept.file("fig3a").rename(kept.file("fig1"))
-    with pytest.raises(CurvlensError, match="belongs to 'fig3a'"):
-        kept.records("fig1")
-
-
-def test_no_space_left_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Store(tmp_path)
-    with kept.writing() as writer:
-        writer.add(record(0.1))
-        before = kept.file("fig3a").read_bytes()
-
-        def full(fd: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(CurvlensError, match="no space is left"):
-            writer.add(record(0.2))
-    assert kept.file("fig3a").read_bytes() == before
-
-
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    with Store(tmp_path).writing(), pytest.raises(CurvlensError, match="Another process"), Store(tmp_path).writing():
-        pass
-
-
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CurvlensError, match="cannot hold results"), Store(tmp_path / "file").writing():
-        pass
-
-
-# Running
-
-
-def square(config: Mapping[str, Any]) -> dict[str, Any]:
-    if config.get("fails"):
-        raise ValueError("no number")
-    time.sleep(config.get("sleep", 0.0))
-    return {"square": config["sigma"] ** 2 / 3, "threads": torch.get_num_threads()}
-
-
-def toy(points: Sequence[Mapping[str, Any]], name: str = "toy", data: str | None = None) -> Experiment:
-    return Experiment(name, "", "", lambda effort: points, square, lambda records: Report(), data=data)
-
-
-def test_only_what_is_missing_is_measured(tmp_path: Path) -> None:
-    kept = Store(tmp_path)
-    first, more = [{"sigma": 1.0}, {"sigma": 2.0}], [{"sigma": 2.0}, {"sigma": 3.0}]
-    assert run([toy(first)], QUICK, kept, jobs=2) == 2
-    other = toy([*first, *more], "shown", data="toy")
-    assert [config["sigma"] for _, config in missing([toy(first), other], QUICK, kept)] == [3.0]
-    seen: list[tuple[int, int, str]] = []
-    assert run([toy(first), other], QUICK, kept, progress=lambda *state: seen.append(state)) == 1
-    assert seen == [(1, 1, "toy")]
-    assert [r.result["square"] for r in measured(other, QUICK, kept)] == [0.3333333333, 1.333333333, 1.333333333, 3.0]
-    assert {r.result["threads"] for r in measured(other, QUICK, kept)} == {1}
-
-
-def test_a_point_that_fails_leaves_the_others(tmp_path: Path) -> None:
-    kept = Store(tmp_path)
-    points = [{"sigma": 1.0}, {"sigma": 2.0, "fails": True}, {"sigma": 3.0}]
-    with pytest.raises(CurvlensError, match=r"1 of 3 points failed.*no number"):
-        run([toy(points)], QUICK, kept, jobs=2)
-    assert len(kept.records("toy")) == 2
-
-
-def test_numbers_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
-    tables = []
-    for jobs in (1, 2):
-        kept = Store(tmp_path / str(jobs))
-        points = [{"width": 8, "norm": "pre", "sigma": sigma, "seed": 0, "pairs": True} for sigma in (0.01, 1.0, 10.0)]
-        one = Experiment("fig3b", "", "", lambda effort, p=points: p, growth.measure, lambda records: Report())  # type: ignore[misc]
-        run([one], QUICK, kept, jobs=jobs)
-        tables.append(table(kept.records("fig3b")))
-    assert tables[0] == tables[1]
-
-
-SLOW = [{"sigma": 0.1 * i, "seed": 0, "sleep": 0.2} for i in range(1, 13)]
-
-
-def child(folder: str) -> None:
-    run([toy(SLOW)], QUICK, Store(folder), jobs=2)
-
-
-def killed_when(command: Sequence[str], file: Path, lines: int) -> None:
-    """Start a command, and kill it and all its processes when a file has so many lines."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=ONE_THREAD
-    )
-    while process.poll() is None and not (file.exists() and file.read_bytes().count(b"\n") >= lines):
-        time.sleep(0.02)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-# A process of its own measures with the package that is tested, wherever that was found.
-PATHS = os.pathsep.join(
-    map(str, (Path(__file__).parent.parent, Path(__file__).parent, Path(cl.__file__).parent.parent))
-)
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
-
-
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", f"from tests.test_experiments import child; child({str(tmp_path)!r})"]
-    killed_when(command, tmp_path / "toy.jsonl", 5)
-    kept = Store(tmp_path)
-    begun = kept.records("toy")
-    assert 4 <= len(begun) < len(SLOW)
-    assert run([toy(SLOW)], QUICK, kept, jobs=2) == len(SLOW) - len(begun)
-    whole = {key: Record("toy", 1, config, square(config)) for config in SLOW if (key := record_key("toy", 1, config))}
-    lines = [json.loads(line) for line in table(kept.records("toy")).splitlines()[1:]]
-    assert sorted(line["key"] for line in lines) == sorted(whole)
-    for line in lines:
-        assert line["result"]["square"] == rounded(whole[line["key"]].result["square"])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("lines", [1, 2, 17, 40])
-def test_the_command_killed_at_any_moment(tmp_path: Path, lines: int) -> None:
-    """And started again, against a run that was left alone: the same bytes in the table and on the page."""
-    command = [sys.executable, "-m", "curvlens", "reproduce", "table1", "--quick", "--seeds", "2", "--jobs", "2"]
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    subprocess.run([*command, "--results", str(whole)], check=True, capture_output=True, env=ONE_THREAD)
-    killed_when([*command, "--results", str(killed)], killed / "table1.jsonl", lines)
-    killed_when([*command, "--results", str(killed)], killed / "table1.jsonl", lines + 9)
-    subprocess.run([*command, "--results", str(killed)], check=True, capture_output=True, env=ONE_THREAD)
-    for name in ("table.jsonl", "quick-2-seeds/index.html", "quick-2-seeds/summary.json"):
-        assert (killed / name).read_bytes() == (whole / name).read_bytes()
-
-
 # Sweeps and marks
 
 
@@ -389,7 +114,7 @@ def test_what_float64_cannot_hold_is_marked_and_told() -> None:
     assert sized(math.inf) == math.inf
     assert math.isinf(float(sized(math.nan)))
     records = [
-        Record("e", 1, {"sigma": sigma, "seed": seed}, rounded({"norm": value}))
+        Record("e", 1, {"sigma": sigma, "seed": seed}, named_marks({"norm": value}))
         for seed in (0, 1)
         for sigma, value in ((0.1, UNDERFLOW), (1.0, 2.0), (10.0, 2e3), (100.0, 2e6), (1000.0, math.inf))
     ]
@@ -404,7 +129,7 @@ def test_what_float64_cannot_hold_is_marked_and_told() -> None:
 @pytest.mark.parametrize("sigma", [1e-80, 1e80])
 def test_extreme_embeddings_are_marked(sigma: float) -> None:
     config = {"width": 4, "norm": "none", "sigma": sigma, "seed": 0, "pairs": False}
-    found = rounded(growth.measure(config))["norms"]
+    found = named_marks(growth.measure(config))["norms"]
     assert found["Q"][0] in (UNDERFLOW, "inf") or math.isfinite(found["Q"][0])
     json.dumps(found, allow_nan=False)
     if sigma < 1:
@@ -489,7 +214,7 @@ def test_the_command_measures_draws_and_judges(tmp_path: Path) -> None:
     assert re.search(r"holds when [^:]*: Softmax makes the diagonal blocks indefinite", said), said
     pages = tmp_path / "results" / "quick-2-seeds"
     page = (pages / "index.html").read_text()
-    assert "<svg" in page
+    assert page.count("data:image/svg+xml;base64,") == len(list((pages / "figures").glob("*.svg")))
     assert page.count(">open<") == sum(claim.open for claim in CLAIMS)
     assert page.count(">not measured<") == sum(not claim.open for claim in CLAIMS) - 4
     assert page.count(">undecided<") == 2  # of the four claims two seeds decide two, at least in part
@@ -535,7 +260,7 @@ def test_a_damaged_store_is_told_by_the_command_and_can_be_moved_away(tmp_path: 
 def test_settings_are_plain_and_distinct(experiment: Experiment) -> None:
     for effort in (QUICK, Effort(), Effort(seeds=2)):
         configs = experiment.points(effort)
-        assert len({experiment.key(config) for config in configs}) == len(configs)
+        assert len({experiment.unit(config).key for config in configs}) == len(configs)
         assert all(isinstance(value, (int, float, str, bool)) for config in configs for value in config.values())
     assert len(experiment.points(Effort(seeds=2))) < len(experiment.points(Effort()))
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from curvlens import CurvlensError, assembly
 from curvlens.calculus import attention, feedforward, linear_mlp, norms, terms
-from curvlens.calculus.inner import squared_norm
 from curvlens.calculus.rowwise import RowwiseHessian
-from curvlens.calculus.terms import Product, Tokens, product
+from curvlens.calculus.term_norms import squared_norm
+from curvlens.calculus.terms import Factored, Tokens, factored
 
 AXES = (6, 5, 6, 5)
 
@@ -25,20 +25,20 @@ def _seeded() -> None:
 
 
 def test_factors_are_kept_where_they_are_smaller() -> None:
-    assert isinstance(product(draw(3, 8, 4), draw(3, 9, 4)), Product)
-    assert isinstance(product(draw(3, 8, 5), draw(3, 9, 5)), Tensor)
+    assert isinstance(factored(draw(3, 8, 4), draw(3, 9, 4)), Factored)
+    assert isinstance(factored(draw(3, 8, 5), draw(3, 9, 5)), Tensor)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     wide = draw(1, 1, 1).expand(1 << 20, 1 << 13, 1)
     with pytest.raises(CurvlensError, match=r"A matrix for every token has .* entries"):
-        Product(wide, wide).dense()
+        Factored(wide, wide).dense()
 
 
 @pytest.mark.parametrize("chunk", [1, 70, 1 << 20])  # a token, two tokens, all at once
 def test_chunks_are_the_product(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(terms, "CHUNK", chunk)
-    factors = Product(draw(5, 7, 2), draw(5, 4, 2))
+    factors = Factored(draw(5, 7, 2), draw(5, 4, 2))
     whole = factors.dense()
     assert factors.shape == whole.shape
     found = torch.cat([part.clone() for _, part in factors.chunks()])
@@ -48,7 +48,7 @@ def test_chunks_are_the_product(monkeypatch: pytest.MonkeyPatch, chunk: int) -> 
 
 
 def test_the_size_of_what_cancels_is_a_number() -> None:
-    zero = Product(torch.tensor([[[1.0, -1.0]] * 4]), torch.ones(1, 4, 2))
+    zero = Factored(torch.tensor([[[1.0, -1.0]] * 4]), torch.ones(1, 4, 2))
     assert zero.sizes().tolist() == [0.0]
 
 
@@ -62,7 +62,7 @@ def test_the_norm_of_factors_is_that_of_their_matrices(
     u, left = draw(8, 6), draw(8, 5, 2)
     if repeated:
         u = u[[0, 1, 0, 2, 1, 0, 3, 3]]  # equal vectors are added up
-    factors = Product(left, left if symmetric else draw(8, 5, 2))
+    factors = Factored(left, left if symmetric else draw(8, 5, 2))
     kept, built = (Tokens(u, u, given, "a", "c", "de", symmetric) for given in (factors, factors.dense()))
     assert squared_norm([kept], AXES) == pytest.approx(squared_norm([built], AXES), rel=1e-13)
     assert squared_norm([built], AXES) == pytest.approx(float(built.dense().square().sum()), rel=1e-12)

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import curvlens as cl
-from curvlens.operators.engine import engine_of
 from small import direction, gpt, relative, tokens_and_labels
 
 OPERATORS: dict[str, Callable[[cl.Problem], cl.Operator]] = {
@@ -82,7 +81,7 @@ def graph_bytes() -> tuple[int, list[int]]:
         problem = cl.Problem(gpt(), tokens_and_labels(), cl.losses.CrossEntropy(), micro_batch=micro_batch)
         v = direction(problem.layout.size)
         cl.hessian(problem) @ v
-        plan = engine_of(problem)._plan
+        plan = problem._evaluation.cache._plan
         assert plan is not None
         sizes.append([entry.bytes for entry in plan])
     return sizes[0][0], sizes[1]
@@ -104,16 +103,16 @@ def test_the_budget_is_kept() -> None:
         problem = cl.Problem(gpt(), tokens_and_labels(), cl.losses.CrossEntropy(), memory=int(share * whole))
         v = direction(problem.layout.size)
         cl.hessian(problem) @ v
-        engine = engine_of(problem)
-        assert engine.kept_bytes <= share * whole
-        assert engine.rebuilds == (share < 1)
+        cache = problem._evaluation.cache
+        assert cache.kept_bytes <= share * whole
+        assert cache.rebuilds == (share < 1)
     problem = cl.Problem(gpt(), tokens_and_labels(), cl.losses.CrossEntropy(), memory=0)
     cl.hessian(problem) @ v
-    engine = engine_of(problem)
-    assert engine.kept_bytes == 0
-    assert engine.rebuilds
-    assert engine._plan is not None
-    assert [(e.start, e.stop) for e in engine._plan] == [(i, i + 1) for i in range(5)]
+    cache = problem._evaluation.cache
+    assert cache.kept_bytes == 0
+    assert cache.rebuilds
+    assert cache._plan is not None
+    assert [(e.start, e.stop) for e in cache._plan] == [(i, i + 1) for i in range(5)]
     assert min(single) > 0
 
 

@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import curvlens as cl
 import small
+from curvlens._evaluation.cache import Cache
 from curvlens.linalg import needs
 from curvlens.linalg.basis import Basis
 from curvlens.linalg.vectors import LONG, distance, dot, norm
 from curvlens.memory import cgroup_rooms
 from curvlens.operators.curvature import Curvature
-from curvlens.operators.engine import Engine, engine_of
 from spectra import matrix, spectra
 
 CPU = torch.device("cpu")
@@ -163,18 +163,18 @@ def test_plans_do_not_depend_on_the_order_of_calls(monkeypatch: pytest.MonkeyPat
     found = []
     for products_before in (0, 1):
         problem = small.problem()
-        H, engine = cl.hessian(problem), engine_of(problem)
+        H, cache = cl.hessian(problem), problem._evaluation.cache
         for _ in range(products_before):
             H @ torch.ones(H.shape[1], dtype=H.dtype)
 
-        def free(device: torch.device, engine: Engine = engine) -> int:
-            return 1_000_000 - engine.kept_bytes - engine.point_bytes
+        def free(device: torch.device, cache: Cache = cache) -> int:
+            return 1_000_000 - cache.kept_bytes - cache.point_bytes
 
         monkeypatch.setattr(needs, "available_bytes", free)
         result = cl.eigs(H, 2, max_products=30, tol=0.1)
         found.append((result.memory, result.provenance["basis"]))
     assert found[0] == found[1]
-    assert found[0][0] > engine.kept_bytes + engine.point_bytes + found[0][1] * H.shape[1] * 8
+    assert found[0][0] > cache.kept_bytes + cache.point_bytes + found[0][1] * H.shape[1] * 8
 
 
 def test_short_memory_is_used_before_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

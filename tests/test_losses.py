@@ -380,5 +380,5 @@ def test_soft_labels_with_a_negative_sum_are_not_convex(options: dict[str, Any])
     assert float(torch.linalg.eigvalsh(cl.ggn(cl.Problem(model, (x[3:4], y[3:4]), loss)).dense())[0]) < -1e-3
     torch.testing.assert_close(G.dense(), cl.hessian(problem).dense(), rtol=1e-12, atol=1e-14)  # of a linear model
     assert cl.trace(G, samples=4).value
-    with pytest.raises(CurvlensError, match="with a negative sum"):
+    with pytest.raises(CurvlensError, match="With a negative sum"):
         cl.fisher(problem) @ torch.ones(problem.layout.size).double()

@@ -88,9 +88,9 @@ def test_characters() -> None:
     whole = corpus.text(corpus.stream)
     assert corpus.text(batch[2]) in whole
     assert "class ArgumentParser" in whole
-    with pytest.raises(CurvlensError, match="the corpus has"):
+    with pytest.raises(CurvlensError, match="characters of the corpus"):
         corpus.batch(1, 10**9, seed=0)
-    with pytest.raises(CurvlensError, match=r"no source of nothing\.py"):
+    with pytest.raises(CurvlensError, match=r"no file nothing\.py"):
         _ = Characters(("nothing.py",)).stream
 
 

@@ -198,5 +198,5 @@ def test_blocks_of_few_outputs_are_not_closed_too_early() -> None:
 def test_groups_that_are_no_names_are_refused(blocks: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2)).double()
     data = (torch.ones(1, 2).double(), torch.ones(1, 2).double())
-    with pytest.raises(cl.CurvlensError, match="a block has a text as its name"):
+    with pytest.raises(cl.CurvlensError, match="expected a text as the name of a block"):
         cl.Problem(model, data, cl.losses.MSE(), blocks=blocks)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from curvlens.papers import Effort, Record, named
+from curvlens.papers import Effort, named
 from curvlens.papers.first_paper import growth, tying
 from curvlens.papers.full_block import layer_coupling
-from curvlens.papers.records import rounded
+from curvlens.papers.sizes import named_marks
+from curvlens.study import Record
 from made_up import Result, law, seeded
 from test_paper_verdicts import NO, UNDECIDED, WHEN, YES, judged, reported
 
@@ -169,7 +170,7 @@ def test_the_cosine_of_the_query_parts_and_slopes_beyond_3_are_told() -> None:
         return {"norms": blocks | {"V": [size, 0.0, size]}}
 
     of = named("fig3a")
-    records = [Record(of.name, of.revision, c, rounded(result(c))) for c in of.points(Effort(seeds=2))]
+    records = [Record(of.name, of.revision, c, named_marks(result(c))) for c in of.points(Effort(seeds=2))]
     text = next(f for f in of.report(records).findings if f.claim == "growth-query").measured
     assert "cosine between H_o and H_f: 0.500 ± 0.000 (σ = 0.01), 0.500 ± 0.000 (σ = 1)" in text
     assert "σ^3.00 ± 0.00 for σ from 3.4 to 10" in text

@@ -261,7 +261,7 @@ def test_float32_behind_float64_is_said(dtype: Any, as_float64: bool) -> None:
     with pytest.raises(cl.CurvlensError, match="is not symmetric"):
         cl.eigs(Made(UNSYMMETRIC, dtype, as_float64=as_float64), 1)
     # A float64 matrix that is unsymmetric by as little is not said to be rounded.
-    with pytest.raises(cl.CurvlensError, match=r"symmetric to float32 only.*as where products"):
+    with pytest.raises(cl.CurvlensError, match=r"symmetric to float32 only.*as if its products"):
         cl.eigs(HD + 1e-6 * HD.norm() / len(HD) * torch.ones_like(HD).triu(1), 1)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import made_up
-from curvlens.papers import Effort, Finding, Record, Report, named
+from curvlens.papers import Effort, Finding, Report, named
 from curvlens.papers.first_paper import deep_findings, growth
-from curvlens.papers.records import rounded
 from curvlens.papers.reference import compared
-from curvlens.papers.sizes import UNDERFLOW
+from curvlens.papers.sizes import UNDERFLOW, named_marks
+from curvlens.study import Record
 from made_up import Result
 
 YES, WHEN, NO, UNDECIDED = "holds", "holds when", "does not hold", "undecided"
@@ -22,7 +22,7 @@ YES, WHEN, NO, UNDECIDED = "holds", "holds when", "does not hold", "undecided"
 def reported(experiment: str, result: Result, seeds: int = 4) -> Report:
     of = named(experiment)
     configs = of.points(Effort(quick=True, seeds=seeds))
-    return of.report([Record(of.stored_as, of.revision, c, rounded(result(c))) for c in configs])
+    return of.report([Record(of.stored_as, of.revision, c, named_marks(result(c))) for c in configs])
 
 
 def judged(experiment: str, result: Result, seeds: int = 4) -> dict[str, Finding]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import curvlens as cl
 import small
-from curvlens.report.plots import OUTSIDE
+from curvlens import report
+from curvlens.report.plots.heat import OUTSIDE
 from curvlens.results import ByBlock, Estimate, Result
 from curvlens.results.estimate import not_measured
 
@@ -148,7 +149,7 @@ def test_what_cannot_be_drawn(results: dict[str, Result], tmp_path: Path) -> Non
     with pytest.raises(cl.CurvlensError, match="no folder"):
         results["block"].plot(tmp_path / "none" / "x.svg")
     with pytest.raises(cl.CurvlensError, match="no picture"):
-        cl.report.plot(5)  # type: ignore[arg-type]
+        report.plot(5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("module", "call"), [("altair", "plot"), ("pandas", "to_pandas")])

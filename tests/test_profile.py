@@ -21,7 +21,7 @@ from curvlens.data import Addition
 from curvlens.linalg.compression import trace_and_norm
 from curvlens.models import GPT, GPTConfig
 from curvlens.operators import activation_hessian, as_operator, module_part
-from curvlens.operators.modules import Traces
+from curvlens.operators.modules import recordings_of
 from curvlens.profiling import Forecast, propagation
 from curvlens.profiling.statistics import Forms, portion
 from families import MORE
@@ -544,7 +544,7 @@ def test_the_hessian_by_activations_of_many_batches_and_calls() -> None:
     one_batch = activation_hessian(problems[0], "h.0")
     assert one_batch["h.0"] is one_batch
     assert "activations of the model(" in repr(activation_hessian(problems[0], ""))
-    with pytest.raises(cl.CurvlensError, match=r"is a step of attention.*'h\.0\.attn': take that one"):
+    with pytest.raises(cl.CurvlensError, match=r"is a step of attention.*Use 'h\.0\.attn'"):
         activation_hessian(problems[0], "h.0.attn.softmax")
     with pytest.raises(cl.CurvlensError, match="called once: call=0"):
         activation_hessian(problems[0], "h.0", call=1)
@@ -593,7 +593,7 @@ def test_propagation_by_layer_and_by_role(tmp_path: Any) -> None:
         roles["attn.q"].activations["hessian"]
     with pytest.raises(cl.CurvlensError, match="by='head'"):
         propagation(problem, by="head")  # type: ignore[arg-type]
-    with pytest.raises(cl.CurvlensError, match="No parameter is in a layer that is known"):
+    with pytest.raises(cl.CurvlensError, match="No parameter is in a known layer"):
         propagation(of(nn.Linear(3, 3)))
     with pytest.raises(cl.CurvlensError, match=r"^propagation was given a GPT"):
         propagation(problem.model)  # type: ignore[arg-type]
@@ -663,12 +663,12 @@ def test_the_profiler_equals_the_closed_forms(norm: str, activation: str) -> Non
     closed = cl.assembly.read(model).hessian(tokens, labels=labels)
     parts = {name: part.dense() for name, part in closed.parts.items()}
     z = torch.stack([small.direction(problem.layout.size, seed) for seed in range(3)])
-    (trace,) = Traces(problem)
-    table, outer = trace.forms([problem.layout.unflatten(v) for v in z], 3)
+    (recording,) = recordings_of(problem)
+    table, outer = recording.forms([problem.layout.unflatten(v) for v in z], 3)
     whole = float(z[0] @ closed.total.dense() @ z[0])
     size = sum(float((z @ part @ z.T).abs().max()) for part in parts.values()) + abs(whole)
-    assert float((outer / trace.count - z @ closed.ggn.dense() @ z.T).abs().max()) < 1e-10 * size
-    own = {path: forms / trace.count for path, forms in table.items()}
+    assert float((outer / recording.count - z @ closed.ggn.dense() @ z.T).abs().max()) < 1e-10 * size
+    own = {path: forms / recording.count for path, forms in table.items()}
     seen = set()
     for path, forms in own.items():
         inner = [name for name in parts if name == path or name in (f"{path}.activation", f"{path}.gating")]
@@ -819,7 +819,7 @@ def test_calls_are_counted_whether_or_not_they_depend_on_parameters() -> None:
 
     problem = of(Calls())
     assert activation_hessian(problem, "t", call=1).shape == (15, 15)
-    with pytest.raises(cl.CurvlensError, match="depends on no parameter"):
+    with pytest.raises(cl.CurvlensError, match="does not depend on any parameter"):
         activation_hessian(problem, "t", call=0)
 
 

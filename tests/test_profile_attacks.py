@@ -166,11 +166,11 @@ def test_another_function_is_refused() -> None:
     with pytest.warns(cl.CurvlensWarning, match="do not add up"):
         assert cl.profile(problem, samples=4, top=False).mismatch > 0.01
     for refused in (lambda: module_part(problem, "l"), lambda: activation_hessian(problem, "l")):
-        with pytest.raises(cl.CurvlensError, match="is another function"):
+        with pytest.raises(cl.CurvlensError, match="cannot be split by module"):
             refused()
     with pytest.raises(cl.CurvlensError, match="differentiates inside its forward pass"):
         cl.profile(of(Differentiates(unused=False)), samples=4)
-    with pytest.raises(cl.CurvlensError, match="is another function"):
+    with pytest.raises(cl.CurvlensError, match="cannot be split by module"):
         module_part(of(Differentiates(unused=True)), "t")
 
 
@@ -293,8 +293,8 @@ def test_a_long_chain_costs_what_it_is_long() -> None:
     problem = of(Chain(6))
     assert_same_function(problem)
     long = of(Chain(60))
-    for trace in cl.operators.modules.Traces(long):
-        assert sum(len(pulled.leaves) for pulled in trace.pulled) < 6 * 60
+    for recording in cl.operators.modules.recordings_of(long):
+        assert sum(len(pulled.leaves) for pulled in recording.pulled) < 6 * 60
 
 
 @pytest.mark.parametrize("given", [None, 3, ("a",)])

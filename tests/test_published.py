@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 import curvlens as cl
 from curvlens.data import Addition
-from curvlens.papers import Effort, Record, authors, cuda_draws, named, setting
+from curvlens.papers import Effort, authors, cuda_draws, named, setting
 from curvlens.papers.first_paper import published, published_deep
 from curvlens.papers.reference import compared
 from curvlens.papers.sweeps import Sweep
+from curvlens.study import Record
 
 WIDTH = 4
 
@@ -77,8 +78,8 @@ def test_the_batch_is_drawn_digit_by_digit(global_seed: Callable[[int], Any]) ->
 @pytest.mark.parametrize(
     ("terms", "said"),
     [
-        (torch.tensor([[100, 1]]), "0 to 99 have 2 digits, given 1 to 100"),
-        (torch.tensor([[-1, 1]]), "given -1 to 1"),
+        (torch.tensor([[100, 1]]), "run from 1 to 100, expected 0 to 99 .2 digits."),
+        (torch.tensor([[-1, 1]]), "run from -1 to 1"),
         (torch.tensor([[1.0, 2.0]]), "torch.float32"),
         (torch.tensor([1, 2]), r"\(2,\)"),
         (torch.tensor([[1, 2, 3]]), r"\(1, 3\)"),

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import curvlens as cl
 from curvlens.calculus import attention, feedforward, linear_mlp, norms
-from curvlens.operators.engine import engine_of
 
 D = torch.float64
 
@@ -66,10 +65,12 @@ def test_the_graphs_of_a_problem(use: Callable[[cl.Problem], cl.Operator]) -> No
     operator = use(problem)
     operator @ torch.ones(operator.shape[1], dtype=D)
     cl.eigs(operator, k=1)
-    gone = [weakref.ref(problem), weakref.ref(problem._engine)]
-    gone += [weakref.ref(entry.graph) for entry in problem._engine._plan if entry.graph is not None]
+    cache = problem._evaluation.cache
+    gone: list[weakref.ref[Any]] = [weakref.ref(problem), weakref.ref(problem._evaluation), weakref.ref(cache)]
+    gone += [weakref.ref(graph) for graph in cache.held() or []]
+    del cache
     del problem, operator
-    assert len(gone) == 3
+    assert len(gone) == 4
     assert all(reference() is None for reference in gone)
 
 
@@ -95,9 +96,9 @@ def test_a_copy_of_a_problem_has_graphs_of_its_own(copied: Callable[[cl.Problem]
 
 
 def test_graphs_say_if_their_problem_is_gone() -> None:
-    engine = engine_of(cl.Problem(nn.Linear(4, 3).double(), [(X, draw(5, 3))], cl.losses.MSE()))
-    with pytest.raises(cl.CurvlensError, match="is gone: keep it"):
-        list(engine.pieces())
+    cache = cl.Problem(nn.Linear(4, 3).double(), [(X, draw(5, 3))], cl.losses.MSE())._evaluation.cache
+    with pytest.raises(cl.CurvlensError, match="Keep a reference to the problem"):
+        list(cache.pieces())
 
 
 def test_a_linear_network_does_not_notice_later_changes() -> None:

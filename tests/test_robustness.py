@@ -331,7 +331,7 @@ def test_a_subclass_with_another_loss() -> None:
     assert relative(cl.hessian(odd) @ v, differences(odd, v)) < 1e-7
     assert relative(cl.ggn(odd) @ v + cl.functional(odd) @ v, cl.hessian(odd) @ v) < 1e-12
     assert not cl.ggn(odd).psd
-    with pytest.raises(cl.CurvlensError, match="define sample"):
+    with pytest.raises(cl.CurvlensError, match="Define sample"):
         cl.fisher(odd) @ v
     assert cl.ggn(cl.Problem(gpt(), tokens_and_labels(), Renamed())).psd
 
@@ -541,5 +541,5 @@ def test_labels_at_the_last_token_alone_are_not_shifted() -> None:
 
 
 def test_ids_beyond_the_vocabulary_are_told() -> None:
-    with pytest.raises(cl.CurvlensError, match="a token id beyond the vocabulary"):
+    with pytest.raises(cl.CurvlensError, match="a token id is outside the vocabulary"):
         cl.Problem(text_model(), {"input_ids": torch.full((1, 4), 40)}, cl.losses.CausalLM())

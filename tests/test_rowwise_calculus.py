@@ -16,12 +16,12 @@ from torch.autograd import functional as autograd
 
 from curvlens.calculus import activations, feedforward, norms
 from curvlens.calculus.curvature import Root
-from curvlens.calculus.form import Part
+from curvlens.calculus.form import SplitPart
 from curvlens.calculus.rowwise import RowwiseHessian
 from curvlens.errors import CurvlensError
 
 D = torch.float64
-PARTS: tuple[Part, ...] = ("outer", "functional", "total")
+PARTS: tuple[SplitPart, ...] = ("outer", "functional", "total")
 Layer = Callable[[dict[str, Tensor]], Tensor]
 
 

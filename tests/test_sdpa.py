@@ -474,9 +474,9 @@ def test_causal_biases_of_torch(function: str, way: str) -> None:
         else:
             with cl.second_order():
                 close(F.scaled_dot_product_attention(q, k, v, attn_mask=make(4, 6)), truth)
-    with pytest.raises(cl.CurvlensError, match="CausalBias of 4 queries and 5 keys; there are 4 and 6"):
+    with pytest.raises(cl.CurvlensError, match="CausalBias for 4 queries and 5 keys; expected one for 4 and 6"):
         scaled_dot_product_attention(q, k, v, causal_upper_left(4, 5))
-    with pytest.raises(cl.CurvlensError, match="give one of them"):
+    with pytest.raises(cl.CurvlensError, match="Give only one of them"):
         scaled_dot_product_attention(q, k, v, causal_upper_left(4, 6), is_causal=True)
 
 
@@ -671,16 +671,16 @@ def test_operators_are_what_their_fakes_say(biased: bool) -> None:
 
 
 BAD: dict[str, tuple[Options, str]] = {
-    "features": ({"key": random(2, 2, 5, 4)}, r"the same number of features; given are query \(2, 2, 5, 3\), key"),
+    "features": ({"key": random(2, 2, 5, 4)}, r"the same number of features; got query \(2, 2, 5, 3\), key"),
     "lengths": ({"value": random(2, 2, 4, 3)}, "key and value need the same length"),
     "heads": ({"key": random(2, 3, 5, 3), "value": random(2, 3, 5, 3)}, "leading axes do not fit.*enable_gqa=True"),
     "groups": (
         {"key": random(2, 3, 5, 3), "value": random(2, 3, 5, 3), "enable_gqa": True},
-        "has to divide those of the queries",
+        "which must divide that of the queries",
     ),
     "groups of values": (
         {"query": random(2, 4, 5, 3), "value": random(2, 4, 5, 3), "enable_gqa": True},
-        "keys and values need as many heads",
+        "keys and values need the same number of heads",
     ),
     "groups of other samples": (
         {"key": random(3, 2, 5, 3), "value": random(3, 2, 5, 3), "enable_gqa": True},
@@ -689,7 +689,7 @@ BAD: dict[str, tuple[Options, str]] = {
     "dtype": ({"key": random(2, 2, 5, 3).float()}, "key is torch.float32"),
     "integers": ({"query": torch.ones(2, 2, 5, 3).long()}, r"query is \(2, 2, 5, 3\), torch.int64"),
     "no tensor": ({"value": [1.0]}, "value is list"),
-    "no heads of values": ({"key": random(2, 1, 5, 3), "value": torch.zeros(2, 0, 5, 3, dtype=D)}, "Without heads"),
+    "no heads of values": ({"key": random(2, 1, 5, 3), "value": torch.zeros(2, 0, 5, 3, dtype=D)}, "one has none"),
     "nested": (
         {"query": torch.nested.nested_tensor([torch.ones(2, 5, 3)] * 2, layout=torch.jagged)},
         "query is a nested tensor",
@@ -701,7 +701,7 @@ BAD: dict[str, tuple[Options, str]] = {
     "mask of integers": ({"attn_mask": torch.ones(5, 5).long()}, "attn_mask is torch.int64"),
     "bias of booleans": ({"bias": torch.ones(5, 5, dtype=torch.bool)}, "bias is torch.bool"),
     "dropout": ({"dropout_p": 0.1}, r"model.eval\(\)"),
-    "causal": ({"is_causal": "left"}, "'top-left' and 'bottom-right'"),
+    "causal": ({"is_causal": "left"}, "'top-left' or 'bottom-right'"),
     "window": ({"window": 0}, "window=0; expected"),
     "pair": ({"window": (1, 2, 3)}, "expected a number of keys"),
     "scale": ({"scale": "a"}, "scale='a'; expected a number"),

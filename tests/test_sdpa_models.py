@@ -123,7 +123,7 @@ def test_by_name(name: str, calls: list[str]) -> None:
 
 def test_what_the_named_attention_does_not_know() -> None:
     q = torch.ones(1, 2, 3, 4)
-    with pytest.raises(cl.CurvlensError, match=r"gives its attention 'block_table'.*'eager'"):
+    with pytest.raises(cl.CurvlensError, match=r"passes the argument 'block_table'.*'eager'"):
         huggingface.attention(nn.Identity(), q, q, q, None, block_table=q)
     with pytest.raises(cl.CurvlensError, match=r"model.eval\(\)"):
         huggingface.attention(nn.Identity(), q, q, q, None, dropout=0.1)

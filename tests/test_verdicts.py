@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from curvlens.papers import CLAIMS, Effort, Experiment, Finding, Number, Record, named
+from curvlens.papers import CLAIMS, Effort, Experiment, Finding, Number, named
 from curvlens.papers.experiment import at_width
 from curvlens.papers.full_block.training import GROUPS, ROLES, _phases
-from curvlens.papers.page import _reference_row
+from curvlens.papers.page_markdown import table_row
 from curvlens.papers.reference import Comparison, Reference, compared, differences, explanations, references
+from curvlens.papers.shown import reference_cells
 from curvlens.papers.slides.gauss_newton import ATTENTION, MLPS
 from curvlens.papers.sweeps import Sweep, mean
 from curvlens.papers.verdicts import judged_parts
+from curvlens.study import Record
 
 Make = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -368,7 +370,7 @@ def test_a_random_walk_has_no_phases(quick: bool) -> None:
 def test_a_number_beside_its_reference(value: float, error: float, width: int | None, said: str) -> None:
     comparison = Comparison(Reference("a", "what|ever", 2.0, 0.1, "own", 128), Number("a", value, error, None, width))
     assert comparison.outcome == said
-    row = _reference_row(comparison)
+    row = table_row(reference_cells(comparison))
     assert said in row
     assert r"what\|ever" in row
     told = width == 128 and math.isfinite(error)
@@ -378,7 +380,7 @@ def test_a_number_beside_its_reference(value: float, error: float, width: int | 
 def test_a_difference_in_parts_of_its_error() -> None:
     comparison = Comparison(Reference("a", "", 1.85, 0.08, "own"), Number("a", 1.693, 0.083, (1.129, 10.0)))
     assert comparison.apart == pytest.approx(0.157 / math.hypot(0.08, 0.083))
-    assert "1.693 ± 0.083 (σ from 1.13 to 10)" in _reference_row(comparison)
+    assert "1.693 ± 0.083 (σ from 1.13 to 10)" in table_row(reference_cells(comparison))
     exact = Comparison(Reference("a", "", 0.0, 0.0, "own"), Number("a", 0.0, 0.0))
     assert (exact.outcome, exact.apart) == ("agrees", 0.0)
     assert Comparison(exact.reference, Number("a", 1e-30, 0.0)).outcome == "differs"
@@ -389,7 +391,7 @@ def test_a_standard_error_is_half_of_a_95_percent_interval_after_1_96() -> None:
     number = Number("a", 0.0, 0.02)
     assert Comparison(plain, number).apart == pytest.approx(0.07 / math.hypot(0.03, 0.02))
     assert Comparison(standard, number).apart == pytest.approx(0.07 / math.hypot(1.959964 * 0.03, 0.02))
-    assert "0.070 ± 0.059" in _reference_row(Comparison(standard, number))
+    assert "0.070 ± 0.059" in table_row(reference_cells(Comparison(standard, number)))
     assert Comparison(standard, Number("a", 0.07, 0.17)).outcome == "agrees"
     assert Comparison(standard, Number("a", 0.07, 0.18)).outcome == "too few seeds to tell"
 

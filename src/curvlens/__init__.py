@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from curvlens import (
         assembly,
-        blocks,
         calculus,
         data,
-        linalg,
         losses,
         models,
         operators,
-        profiling,
-        report,
         results,
         sdpa,
+        study,
         testing,
     )
+    from curvlens.blocks import Family, Rule
     from curvlens.checkup import doctor
     from curvlens.errors import CurvlensError, CurvlensWarning
     from curvlens.linalg.density import density
     from curvlens.linalg.eigs import eigs
     from curvlens.linalg.estimators import diagonal, frobenius, trace
+    from curvlens.operators.activations import activation_hessian
     from curvlens.operators.base import Operator
     from curvlens.operators.fisher import empirical_fisher, fisher
     from curvlens.operators.functional import functional
@@ -36,24 +35,22 @@ if TYPE_CHECKING:
     from curvlens.operators.hessian import hessian
     from curvlens.precision import keep_dtype
     from curvlens.problem import Problem
-    from curvlens.profiling import profile
+    from curvlens.profiling import profile, propagation
     from curvlens.results import Estimate, load
     from curvlens.sdpa import second_order
 
     __version__: str
 
-_PACKAGES = {
-    *("assembly", "blocks", "calculus", "data", "linalg", "losses", "models"),
-    *("operators", "profiling", "report", "results", "sdpa", "testing"),
-}
+_PACKAGES = {"assembly", "calculus", "data", "losses", "models", "operators", "results", "sdpa", "study", "testing"}
 _HOMES = {
+    "blocks": ["Family", "Rule"],
     "checkup": ["doctor"],
     "errors": ["CurvlensError", "CurvlensWarning"],
     "linalg": ["density", "diagonal", "eigs", "frobenius", "trace"],
-    "operators": ["Operator", "empirical_fisher", "fisher", "functional", "ggn", "hessian"],
+    "operators": ["Operator", "activation_hessian", "empirical_fisher", "fisher", "functional", "ggn", "hessian"],
     "precision": ["keep_dtype"],
     "problem": ["Problem"],
-    "profiling": ["profile"],
+    "profiling": ["profile", "propagation"],
     "results": ["Estimate", "load"],
     "sdpa": ["second_order"],
 }
@@ -63,11 +60,13 @@ __all__ = [
     "CurvlensError",
     "CurvlensWarning",
     "Estimate",
+    "Family",
     "Operator",
     "Problem",
+    "Rule",
     "__version__",
+    "activation_hessian",
     "assembly",
-    "blocks",
     "calculus",
     "data",
     "density",
@@ -81,17 +80,16 @@ __all__ = [
     "ggn",
     "hessian",
     "keep_dtype",
-    "linalg",
     "load",
     "losses",
     "models",
     "operators",
     "profile",
-    "profiling",
-    "report",
+    "propagation",
     "results",
     "sdpa",
     "second_order",
+    "study",
     "testing",
     "trace",
 ]

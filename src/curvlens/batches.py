@@ -116,7 +116,7 @@ def _one_shot(source: Iterable[Any]) -> bool:
 
 
 class Data:
-    """Batches that can be gone through again and again, always the same ones.
+    """Batches that can be iterated over many times, the same ones in every pass.
 
     A list or any other re-iterable is a collection of batches; a tensor, a mapping or a tuple is one batch.
     """
@@ -133,12 +133,12 @@ class Data:
         if isinstance(source, DataLoader):
             if isinstance(source.sampler, RandomSampler):
                 raise CurvlensError(
-                    "The data is a DataLoader that shuffles: every pass would see other batches, but a curvature is "
-                    "applied many times to one loss. Build it with DataLoader(..., shuffle=False), or freeze "
-                    "one epoch with data=list(loader)."
+                    "The data is a DataLoader that shuffles: every pass would see different batches. Curvature needs "
+                    "the same loss in every pass. Use DataLoader(..., shuffle=False), or freeze one epoch: "
+                    "data=list(loader)."
                 )
             if isinstance(source.dataset, IterableDataset) and _one_shot(source.dataset):
-                raise CurvlensError("The data set behind the DataLoader can be read only once. Use data=list(loader).")
+                raise CurvlensError("The data set of the DataLoader can be read only once. Use data=list(loader).")
             return source
         if not hasattr(source, "__iter__"):
             raise CurvlensError(
@@ -147,32 +147,32 @@ class Data:
             )
         if _one_shot(source):
             raise CurvlensError(
-                f"The data is {a_kind(source)}, which can be gone through only once; a curvature needs many "
-                "passes. Keep the batches: data=list(batches)."
+                f"The data is {a_kind(source)}, which can be iterated over only once. Curvature needs many passes. "
+                "Keep the batches: data=list(batches)."
             )
         return source  # type: ignore[no-any-return]
 
     def _check_repeats(self) -> None:
-        """The first batch, fetched twice, has to be the same: cheap, and it catches most shuffling and augmentation."""
+        """Fetch the first batch twice and compare: this is cheap and catches most shuffling and augmentation."""
         marks = []
         for _ in range(2):
             first = next(iter(self.source), None)
             if first is None:
-                raise CurvlensError("The data holds no batch: nothing to compute a loss from.")
+                raise CurvlensError("The data holds no batch. Give at least one: data=[(inputs, labels)].")
             if not tensors(first):
                 raise CurvlensError(
-                    f"The first batch is {a_kind(first)} without a tensor in it. A batch is a tensor, or a "
-                    "dict, list or tuple of tensors; convert with torch.as_tensor."
+                    f"The first batch is {a_kind(first)} without a tensor in it. A batch is a tensor, or a dict, list "
+                    "or tuple of tensors. Convert arrays with torch.as_tensor(array)."
                 )
             marks.append(fingerprint(first))
         if marks[0] != marks[1]:
             raise CurvlensError(
-                "Two passes over the data gave two different first batches: it is shuffled or randomly augmented. "
-                "Switch that off, or freeze one pass with data=list(data)."
+                "Two passes over the data gave two different first batches: the data is shuffled or randomly "
+                "augmented. Switch that off, or freeze one pass: data=list(data)."
             )
 
     def check_unchanged(self) -> None:
-        """Look again, where that costs nothing: at batches in a list. A loader is not read again for this."""
+        """Check batches in a list again, which is cheap. A loader is not read again for this."""
         if isinstance(self.source, list):
             for _ in self:
                 pass
@@ -182,20 +182,20 @@ class Data:
         return next(iter(self.source))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Go through all batches and check that they are those of the first pass."""
+        """Iterate over all batches and check that they equal those of the first pass."""
         seen: list[Fingerprint] = []
         for index, batch in enumerate(self.source):
             mark = fingerprint(batch)
             if self._seen is not None and (index >= len(self._seen) or mark != self._seen[index]):
                 raise CurvlensError(
-                    f"Batch {index} is not the one it was in the first pass: the data changed in between. "
-                    "Freeze it with data=list(data), or build a new Problem for the new data."
+                    f"Batch {index} is not the same as in the first pass: the data has changed. Freeze it with "
+                    "data=list(data), or build a new Problem for the new data."
                 )
             seen.append(mark)
             yield batch
         if self._seen is not None and len(seen) < len(self._seen):
             raise CurvlensError(
-                f"The data has {len(seen)} batches, in the first pass it had {len(self._seen)}. "
-                "Freeze it with data=list(data), or build a new Problem for the new data."
+                f"The data has {len(seen)} batches; in the first pass it had {len(self._seen)}. Freeze it with "
+                "data=list(data), or build a new Problem for the new data."
             )
         self._seen = seen

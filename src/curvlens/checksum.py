@@ -15,7 +15,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def same_bits(x: Tensor, copy: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype agree to the last bit; as fast as memory is read."""
+    """Whether two tensors of one shape and dtype agree to the last bit, in one pass over memory."""
     x, copy = x.detach(), copy.detach()
     if x.layout != torch.strided or x.is_quantized:
         return bool(torch.equal(_bits(x), _bits(copy)))

@@ -1,4 +1,4 @@
-"""What goes wrong, said in the user's words: what was given, what was expected, the line that fixes it."""
+"""The exception types, and helpers for messages: what was given, what was expected, how to fix it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from difflib import get_close_matches
 
 
 class CurvlensError(Exception):
-    """An input or a setting for which no right result exists."""
+    """An input or a setting for which curvlens cannot give a correct result. The message names the fix."""
 
     def __str__(self) -> str:
         return printable_lines(super().__str__())
 
 
 class CurvlensWarning(UserWarning):
-    """The result is right, but perhaps not what was meant."""
+    """The result is correct, but may not be what you want."""
 
     def __str__(self) -> str:
         return printable_lines(super().__str__())
 
 
+class NotedWarning(CurvlensWarning):
+    """A warning that is also in the ``note`` of the result. Code that shows the note can suppress it."""
+
+
 def listing(names: Iterable[str], limit: int = 6) -> str:
-    """``'a', 'b' and 3 more``: names for a message, cut to a readable length."""
+    """Names for a message, at most ``limit`` of them: ``'a', 'b' and 3 more``."""
     names = list(names)
     shown = ", ".join(printable(repr(name)) for name in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 def a_kind(thing: object) -> str:
-    """The type of something with its article.
+    """The type of an object, with its article.
 
     >>> a_kind([]), a_kind(3)
     ('a list', 'an int')
@@ -39,17 +43,17 @@ def a_kind(thing: object) -> str:
     return f"{'an' if vowel else 'a'} {name}"
 
 
-# Letters and marks by Unicode that show nothing: fillers, variation selectors, the blank of Braille.
+# Invisible characters that Unicode counts as printable: fillers, variation selectors, the blank of Braille.
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 
 
 def printable(name: str) -> str:
-    """A name of the user's, with what a terminal would obey or not show written out.
+    """A name with control characters and invisible characters escaped.
 
-    Control characters, among them escapes and line breaks; what turns the direction of writing; what has no width. A
-    name from a file or a model may hold any of them. All that shows names, in a terminal or a page, goes through here.
+    Escaped are terminal sequences, line breaks, marks that change the direction of writing, and characters without
+    width. A name from a file or a model may contain them, so call this wherever a name is shown.
 
     >>> print(printable("h." + chr(27) + "[31mé" + chr(0x202E)))
     h.\\x1b[31mé\\u202e
@@ -60,12 +64,12 @@ def printable(name: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """A text with names in it, `printable` line by line."""
+    """A text that contains names, made `printable` line by line."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A half sentence with the nearest known names in any case, or with the first ones if none is near."""
+    """A sentence for a message: the known names nearest to ``name`` (ignoring case), or the first ones."""
     known = list(known)
     lower: dict[str, list[str]] = {}
     for k in known:

@@ -1,4 +1,4 @@
-"""Memory, as users say it and as the machine has it."""
+"""Sizes of memory: parsed from texts, printed, and free on the machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from curvlens.errors import CurvlensError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
+UNKNOWN = 4 << 30
+"""Bytes that are taken to be free on a system that does not say."""
+
 
 def parse_bytes(size: int | float | str) -> int:
     """A number of bytes, or a text like ``"4GiB"``.
@@ -25,18 +28,33 @@ def parse_bytes(size: int | float | str) -> int:
         return int(min(size, sys.maxsize))
     match = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?i?)b?\s*", str(size).lower())
     if not match or match[2] not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
-        raise CurvlensError(f"memory={size!r} is no size. Give bytes, or a text like '4GiB' or '500MB'.")
+        raise CurvlensError(
+            f"memory={size!r} is not a size. Give a number of bytes, or a text: memory='4GiB', memory='500MB'."
+        )
     return int(float(match[1]) * _UNITS[match[2]])
 
 
 def available_bytes(device: torch.device) -> int:
-    """What can still be allocated on the device, by torch too; `give_back` first, for what the C library keeps."""
+    """Bytes that can still be allocated on the device. Call `give_back` first to include what the C library keeps."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
     found = re.search(r"MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")))
-    free = int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = int(found[1]) * 1024 if found else _installed_bytes()
     return min(free, *cgroup_rooms(Path("/sys/fs/cgroup"), _text(Path("/proc/self/cgroup"))), sys.maxsize)
+
+
+def _installed_bytes() -> int:
+    """All memory of the machine, where what is free is not known: macOS; on Windows what is free; else `UNKNOWN`."""
+    if sys.platform == "win32":
+        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: the first entry is its length, the third what is free
+        if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+            return int(status[2])
+        return UNKNOWN
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # no such call, or no such name
+        return UNKNOWN
 
 
 def give_back() -> None:
@@ -72,7 +90,7 @@ def cgroup_rooms(root: Path, membership: str) -> list[int]:
 
 
 def _text(path: Path) -> str:
-    """What a file says; nothing, if it is not there or not for us."""
+    """The text of a file; empty if it cannot be read."""
     try:
         return path.read_text()
     except OSError:

@@ -21,7 +21,7 @@ _WIDE = torch.float64
 
 
 class KeepFloat64(TorchFunctionMode):
-    """Wherever float32 is asked for, in a conversion or for a new tensor, float64 is given."""
+    """Replaces float32 by float64 in conversions and for new tensors."""
 
     def __torch_function__(
         self,
@@ -37,7 +37,7 @@ class KeepFloat64(TorchFunctionMode):
             like = args[1]
             dtype = _WIDE if like.dtype is torch.float32 else like.dtype
             return args[0].to(like.device, dtype, *args[2:], **kwargs)
-        if func is Tensor.view:  # the bits as they are
+        if func is Tensor.view:  # reinterprets bits
             return func(*args, **kwargs)
         args = tuple(_WIDE if _is_float32(a) else a for a in args)
         kwargs = {key: _WIDE if _is_float32(value) else value for key, value in kwargs.items()}
@@ -80,7 +80,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class HalfInside(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees whether wider numbers are rounded to half precision on the way: autocast in a forward pass, or its casts.
+    """Detects wider numbers that are rounded to half precision in a forward pass, by autocast or by casts.
 
     >>> with HalfInside() as seen:
     ...     _ = torch.tensor([0.1]).bfloat16()
@@ -105,7 +105,7 @@ class HalfInside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def rounded(self) -> None:
-        """Something was rounded; for those who want to know where."""
+        """Called after each rounding; subclasses override it to find out where."""
 
 
 def _lost(wide: Tensor, half: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The states of torch that code runs in: found again after every call, at whatever moment Ctrl-C came.
+"""Torch's global states (modes, gradients, autocast), restored after every call, even after Ctrl-C.
 
 Python handles a signal where a function begins and where one of C ends. So a ``with`` whose manager is written in
 Python can be left between the change it makes and the block that undoes it: ``torch.no_grad`` stays on, a mode is lost
@@ -96,8 +96,8 @@ def as_written() -> AbstractContextManager[Any]:
 def as_found(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """For a public function: torch's states are afterwards as they were, also if it returns after an interrupt.
 
-    Torch's own managers may fail as they end after an interrupt, since it took away what they undo. What comes out then
-    is the interrupt all the same.
+    After an interrupt, torch's own context managers may fail as they end, since their state was restored already. The
+    caller gets the KeyboardInterrupt, not that failure.
     """
 
     @wraps(function)
@@ -140,5 +140,5 @@ def abandon(error: BaseException) -> None:
                 generators.append(frame.f_locals.get(".0"))
     for generator in reversed(generators):  # the innermost first
         if isinstance(generator, GeneratorType) and generator.gi_frame is not None and not generator.gi_running:
-            with suppress(Exception):  # it ends as best it can
+            with suppress(Exception):  # a failure here must not hide the first error
                 generator.close()

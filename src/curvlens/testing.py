@@ -1,4 +1,4 @@
-"""What any operator has to keep, as one call: for operators of your own, and for ours."""
+"""`check_operator`: tests that an operator, yours or ours, keeps the rules of operators."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from torch import Tensor
 
 from curvlens.operators import Operator, as_operator
 
+__all__ = ["check_operator"]
+
 ROUNDING = 100
-"""Units of rounding, times √n, by which two ways to the same number may differ."""
+"""Allowed difference of two computations of the same number, in units of eps · √n."""
 
 
 def check_operator(operator: Any, *, seed: int = 0) -> None:
-    """Raise an `AssertionError` that names the first rule an operator breaks; eight products or so.
+    """Raise an `AssertionError` that names the first rule an operator breaks. It takes about eight products.
 
-    The rules: products are linear; they are finite, of the right shape, dtype and device, and the same twice; the
-    argument is left alone; a matrix of columns, an array and a dict by name give what single vectors give; Aᵀ is the
-    transpose; ``symmetric`` and ``psd`` are true where they are said; a block is a part of the whole.
+    The rules: products are linear, finite, repeatable, and of the right shape, dtype and device. They do not change
+    their argument. A matrix of columns, an array and a dict by name give the same numbers as single vectors. Aᵀ is the
+    transpose. The tags ``symmetric`` and ``psd`` are true if set. A block equals the part of the whole.
 
     >>> check_operator(torch.eye(3, dtype=torch.float64))
     >>> A = as_operator(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
@@ -34,7 +36,7 @@ def check_operator(operator: Any, *, seed: int = 0) -> None:
     u, v, w = (_vector(A, generator) for _ in range(3))
     Av = _product(A, v)
     size = float(Av.double().norm())
-    _same(A, "is not the same twice", A.apply(v), Av, size)
+    _same(A, "gives different results for the same vector", A.apply(v), Av, size)
     Aw = _product(A, w)
     both = max(size, float(Aw.double().norm()))
     _same(A, "is not linear: A(2v − 3w)", _product(A, 2 * v - 3 * w), 2 * Av - 3 * Aw, 5 * both)
@@ -63,9 +65,9 @@ def _product(A: Operator, v: Tensor) -> Tensor:
     _require(A, bool(torch.equal(given, v)), "writes into its argument")
     _require(A, isinstance(result, Tensor), f"maps a tensor to {type(result).__name__}")
     _require(A, result.shape == (A.shape[0],), f"maps a vector to shape {tuple(result.shape)}")
-    _require(A, result.dtype == A.dtype, f"says {A.dtype} and gives {result.dtype}")
-    _require(A, result.device.type == A.device.type, f"says {A.device} and gives {result.device}")
-    _require(A, bool(result.isfinite().all()), "gives NaN or infinite entries")
+    _require(A, result.dtype == A.dtype, f"has dtype {A.dtype}, but returns {result.dtype}")
+    _require(A, result.device.type == A.device.type, f"has device {A.device}, but returns {result.device}")
+    _require(A, bool(result.isfinite().all()), "returns NaN or infinite entries")
     found: Tensor = result
     return found
 
@@ -77,13 +79,13 @@ def _check_transpose(A: Operator, v: Tensor, Av: Tensor, generator: torch.Genera
     _require(
         A,
         abs(one - other) <= _allowed(A) * max(float(Av.double().norm()), float(pulled.double().norm())),
-        f"has a transpose that is none: ⟨u, A v⟩ = {one:.9g} and ⟨Aᵀ u, v⟩ = {other:.9g}",
+        f"has a wrong transpose: ⟨u, A v⟩ = {one:.9g}, but ⟨Aᵀ u, v⟩ = {other:.9g}",
     )
 
 
 def _check_tags(A: Operator, u: Tensor, v: Tensor, Av: Tensor) -> None:
     if A.symmetric or A.psd:
-        _require(A, A.rows == A.columns, "says symmetric, and its rows are not its columns")
+        _require(A, A.rows == A.columns, "says symmetric, but its rows and columns have different layouts")
         Au = _product(A, u)
         one, other = _dot(u, Av), _dot(v, Au)
         size = max(float(Au.double().norm()), float(Av.double().norm()))
@@ -98,7 +100,7 @@ def _check_tags(A: Operator, u: Tensor, v: Tensor, Av: Tensor) -> None:
 
 
 def _check_blocks(A: Operator, v: Tensor, Av: Tensor) -> None:
-    """A block is what the whole gives for a vector that is zero elsewhere."""
+    """A product with a block equals a product of the whole with a vector that is zero elsewhere."""
     if A.rows != A.columns or len(A.rows.blocks) < 2:
         return
     names = list(A.rows.blocks)

@@ -1,4 +1,4 @@
-"""The dense Hessian by elimination of the states, from the last to the first (`docs/math.md`, "Assembly").
+"""The dense Hessian by elimination of the states, from the last to the first (`docs/explanation/math.md`, "Assembly").
 
 A quadratic form in all variables, states and parameters, starts as the sources: the curvature Λ of the loss at the
 output, and λ·D²f of every primitive at its inputs. Going backwards, the state z = f(x, θ) with Jacobians J is replaced
@@ -18,7 +18,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from curvlens.assembly.graph import Node, Trace, View
+from curvlens.assembly.circuit import ForwardPass, Node, View
 from curvlens.assembly.ledger import INPUT, Ledger, Use
 from curvlens.assembly.pairs import Pairs
 from curvlens.assembly.primitives import Primitive, by_rows
@@ -27,14 +27,14 @@ from curvlens.assembly.primitives import Primitive, by_rows
 class Elimination:
     """The quadratic form in what is not yet eliminated."""
 
-    def __init__(self, trace: Trace, adjoints: dict[int, Tensor], ledger: Ledger) -> None:
+    def __init__(self, forward: ForwardPass, adjoints: dict[int, Tensor], ledger: Ledger) -> None:
         """Only what depends on the parameters of the ledger is followed."""
-        self._trace, self._adjoints, self._ledger = trace, adjoints, ledger
+        self._forward, self._adjoints, self._ledger = forward, adjoints, ledger
         self._pairs = Pairs()
         self._panels: dict[int, list[tuple[int, Tensor]]] = {}
         """Blocks of a state with uses of parameters, (B, ·, ·), each with its first column among all uses."""
         self._needed = {0} if INPUT in ledger.shapes else set()
-        for node in trace.nodes:
+        for node in forward.nodes:
             if any(self._wanted(ref) for ref in node.inputs):
                 self._needed.add(node.output)
 
@@ -44,11 +44,11 @@ class Elimination:
     @torch.no_grad()
     def run(self, curvature: Tensor | None, sources: Collection[int]) -> None:
         """Eliminate all states, with Λ (or None) and the functional sources of the nodes at these positions."""
-        last = self._trace.graph.output
+        last = self._forward.circuit.output
         if curvature is not None and last in self._needed:
             self._pairs.add(last, last, curvature)
-        for position in reversed(range(len(self._trace.nodes))):
-            node, primitive = self._trace.nodes[position], self._trace.at[position]
+        for position in reversed(range(len(self._forward.nodes))):
+            node, primitive = self._forward.nodes[position], self._forward.at[position]
             if node.output in self._needed and not (node.output == 0 and INPUT in self._ledger.shapes):
                 self._eliminate(node, primitive, position in sources)
         if INPUT in self._ledger.shapes:

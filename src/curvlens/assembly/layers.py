@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from curvlens.assembly.graph import Graph, View
+from curvlens.assembly.circuit import Circuit, View
 from curvlens.assembly.linear import Add, Keep, Merge, Shift, Split
 from curvlens.assembly.norm import Norm
 from curvlens.assembly.primitives import Activation, Bilinear, Primitive, Softmax
@@ -20,17 +20,17 @@ Mask = str | Tensor | None
 
 
 @dataclass(frozen=True)
-class Product:
+class Multiply:
     """x W + b and the name of its part; the view of W has the inputs as rows."""
 
     name: str
     weight: View
     bias: View | None = None
 
-    def on(self, graph: Graph, x: int) -> int:
+    def on(self, circuit: Circuit, x: int) -> int:
         """The state it makes of a state."""
-        z = graph.add(self.name, partial(Bilinear, "bti,io->bto"), x, self.weight)
-        return z if self.bias is None else graph.add(self.name, Shift, z, self.bias)
+        z = circuit.add(self.name, partial(Bilinear, "bti,io->bto"), x, self.weight)
+        return z if self.bias is None else circuit.add(self.name, Shift, z, self.bias)
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Normalisation:
     eps: float
     kind: Kind
 
-    def on(self, graph: Graph, x: int) -> int:
+    def on(self, circuit: Circuit, x: int) -> int:
         """The state it makes of a state."""
         given = [] if self.scale is None else [view for view in (self.scale, self.shift) if view is not None]
-        y = graph.add(self.name, partial(Norm, eps=self.eps, kind=self.kind), x, *given)
-        return y if given or self.shift is None else graph.add(self.name, Shift, y, self.shift)
+        y = circuit.add(self.name, partial(Norm, eps=self.eps, kind=self.kind), x, *given)
+        return y if given or self.shift is None else circuit.add(self.name, Shift, y, self.shift)
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,27 @@ class Attention:
     """Σ_h softmax(τ Q_h K_hᵀ) V_h, and W_O behind it; ``linear`` leaves the softmax out."""
 
     name: str
-    q: Product
-    k: Product
-    v: Product
-    o: Product | None
+    q: Multiply
+    k: Multiply
+    v: Multiply
+    o: Multiply | None
     heads: int
     scale: float
     mask: Mask = None
     linear: bool = False
 
-    def on(self, graph: Graph, x: int) -> int:
+    def on(self, circuit: Circuit, x: int) -> int:
         """The state it makes of a state."""
         split = partial(Split, heads=self.heads)
-        q, k, v = (graph.add(p.name, split, p.on(graph, x)) for p in (self.q, self.k, self.v))
-        scores = graph.add(f"{self.name}.scores", partial(Bilinear, "bhte,bhse->bhts", scale=self.scale), q, k)
+        q, k, v = (circuit.add(p.name, split, p.on(circuit, x)) for p in (self.q, self.k, self.v))
+        scores = circuit.add(f"{self.name}.scores", partial(Bilinear, "bhte,bhse->bhts", scale=self.scale), q, k)
         if not self.linear:
-            scores = graph.add(f"{self.name}.softmax", partial(_attend, mask=self.mask), scores)
+            scores = circuit.add(f"{self.name}.softmax", partial(_attend, mask=self.mask), scores)
         elif self.mask is not None:
-            scores = graph.add(f"{self.name}.mask", partial(_keep, mask=self.mask), scores)
-        mixed = graph.add(f"{self.name}.mix", partial(Bilinear, "bhts,bhse->bhte"), scores, v)
-        merged = graph.add(f"{self.name}.mix", Merge, mixed)
-        return merged if self.o is None else self.o.on(graph, merged)
+            scores = circuit.add(f"{self.name}.mask", partial(_keep, mask=self.mask), scores)
+        mixed = circuit.add(f"{self.name}.mix", partial(Bilinear, "bhts,bhse->bhte"), scores, v)
+        merged = circuit.add(f"{self.name}.mix", Merge, mixed)
+        return merged if self.o is None else self.o.on(circuit, merged)
 
 
 @dataclass(frozen=True)
@@ -83,23 +83,23 @@ class FeedForward:
     """φ(x W_up) W_down, or (φ(x W_gate) ∘ x W_up) W_down."""
 
     name: str
-    up: Product
-    down: Product
+    up: Multiply
+    down: Multiply
     activation: str
-    gate: Product | None = None
+    gate: Multiply | None = None
     inside: str | None = None
     """The name of the activation's part; None for the layer's, with ``.activation`` behind."""
 
-    def on(self, graph: Graph, x: int) -> int:
+    def on(self, circuit: Circuit, x: int) -> int:
         """The state it makes of a state."""
         phi, inside = partial(Activation, kind=self.activation), self.inside or _inside(self.name, "activation")
         if self.gate is None:
-            h = graph.add(inside, phi, self.up.on(graph, x))
+            h = circuit.add(inside, phi, self.up.on(circuit, x))
         else:
-            opened = graph.add(inside, phi, self.gate.on(graph, x))
+            opened = circuit.add(inside, phi, self.gate.on(circuit, x))
             times = partial(Bilinear, "bti,bti->bti")
-            h = graph.add(_inside(self.name, "gating"), times, opened, self.up.on(graph, x))
-        return self.down.on(graph, h)
+            h = circuit.add(_inside(self.name, "gating"), times, opened, self.up.on(circuit, x))
+        return self.down.on(circuit, h)
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,18 @@ class Layer:
     skip: bool = True
     """Whether attention has a residual sum."""
 
-    def on(self, graph: Graph, x: int) -> int:
+    def on(self, circuit: Circuit, x: int) -> int:
         """The state it makes of a state."""
-        x = self._half(graph, x, self.attention, self.norm1, self.skip)
-        return x if self.mlp is None else self._half(graph, x, self.mlp, self.norm2, True)
+        x = self._half(circuit, x, self.attention, self.norm1, self.skip)
+        return x if self.mlp is None else self._half(circuit, x, self.mlp, self.norm2, True)
 
-    def _half(self, graph: Graph, x: int, f: Attention | FeedForward, norm: Normalisation | None, skip: bool) -> int:
-        before = x if self.post or norm is None else norm.on(graph, x)
-        made = f.on(graph, before)
-        total = graph.add("", Add, x, made) if skip else made
-        return norm.on(graph, total) if self.post and norm is not None else total
+    def _half(
+        self, circuit: Circuit, x: int, f: Attention | FeedForward, norm: Normalisation | None, skip: bool
+    ) -> int:
+        before = x if self.post or norm is None else norm.on(circuit, x)
+        made = f.on(circuit, before)
+        total = circuit.add("", Add, x, made) if skip else made
+        return norm.on(circuit, total) if self.post and norm is not None else total
 
 
 def _inside(path: str, name: str) -> str:

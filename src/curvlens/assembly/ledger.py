@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from curvlens.assembly.graph import View
+from curvlens.assembly.circuit import View
 from curvlens.calculus.form import Form, MatrixForm
 
 INPUT = "X"

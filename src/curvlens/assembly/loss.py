@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.calculus.behind import Outputs, behind
 from curvlens.calculus.curvature import Root
+from curvlens.calculus.output_loss import Outputs, output_loss
 from curvlens.calculus.softmax import jacobian_rows
 from curvlens.calculus.vec import identity
 from curvlens.errors import CurvlensError, a_kind
@@ -62,7 +62,7 @@ def end(outputs: Tensor, batch: tuple[int, ...], target: Any, labels: Any, grad:
         return _cross_entropy(outputs, batch, labels)
     samples, length, width = outputs.shape
     of = Outputs(lambda: outputs, (samples, length, width), batch, outputs)
-    loss = behind(of, target, grad, curvature, "mean")
+    loss = output_loss(of, target, grad, curvature, "mean")
     if not (isinstance(loss.rest, (int, float)) and loss.rest == 0):
         raise CurvlensError("curvature is a pair; here a loss has one curvature, all of it of the Gauss–Newton part.")
     outer = loss.outer.R @ loss.outer.R.mT if isinstance(loss.outer, Root) else loss.outer

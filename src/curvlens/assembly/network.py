@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.assembly.graph import Graph, Node, Trace, View, trace
+from curvlens.assembly.circuit import Circuit, ForwardPass, Node, View, forward_pass
 from curvlens.assembly.ledger import INPUT
 from curvlens.assembly.linear import Lookup
 from curvlens.assembly.loss import end
 from curvlens.assembly.result import NetworkHessian
-from curvlens.calculus.inputs import alike, in_own_dtype
+from curvlens.calculus.own_dtype import in_own_dtype
+from curvlens.calculus.tensor_checks import alike
 from curvlens.errors import CurvlensError, a_kind, nearest
 
 
 class Network:
-    """A graph of primitives; what it takes are tokens (…, T) if it has an embedding, or states X (…, T, d)."""
+    """A circuit of primitives; what it takes are tokens (…, T) if it has an embedding, or states X (…, T, d)."""
 
     def __init__(self, parameters: Mapping[str, Tensor], width: int, embedding: tuple[View, ...] = ()) -> None:
         """``embedding``: the table of tokens, and perhaps one of positions; ``width``: d."""
@@ -27,12 +28,12 @@ class Network:
         flat = {name: tensor.detach() for name, tensor in parameters.items()}
         self.shapes = {name: tuple(tensor.shape) for name, tensor in flat.items()}
         vectors = frozenset(name for name, tensor in flat.items() if tensor.ndim == 1)
-        self.graph = Graph({name: t[None] if name in vectors else t for name, t in flat.items()}, vectors=vectors)
+        self.circuit = Circuit({name: t[None] if name in vectors else t for name, t in flat.items()}, vectors=vectors)
         self.width, self.embedding = width, embedding
 
     def __repr__(self) -> str:
-        count = sum(p.numel() for p in self.graph.parameters.values())
-        return f"Network of {len(self.graph.nodes)} primitives with {count} parameters in {len(self.shapes)} tensors"
+        count = sum(p.numel() for p in self.circuit.parameters.values())
+        return f"Network of {len(self.circuit.nodes)} primitives with {count} parameters in {len(self.shapes)} tensors"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,7 +43,7 @@ class Network:
     @in_own_dtype
     def forward(self, X: Tensor) -> Tensor:
         """The outputs (…, T, c)."""
-        found, batch = self._trace(X)
+        found, batch = self._forward_pass(X)
         return found.output.reshape(*batch, *found.output.shape[1:])
 
     @in_own_dtype
@@ -67,11 +68,11 @@ class Network:
             curvature: And its second derivative at every token, as in `curvlens.calculus.attention.hessian`.
             wrt: Names of parameters, ``"X"`` among them for the (embedded) input; None is all parameters.
         """
-        found, batch = self._trace(X)
+        found, batch = self._forward_pass(X)
         loss = end(found.output, batch, target, labels, grad, curvature)
         return NetworkHessian(found, loss, self._wanted(wrt, found))
 
-    def _wanted(self, wrt: str | Iterable[str] | None, found: Trace) -> list[str]:
+    def _wanted(self, wrt: str | Iterable[str] | None, found: ForwardPass) -> list[str]:
         """The names to differentiate by, in the order of the parameters, X last."""
         if not isinstance(wrt, Iterable | None):
             raise CurvlensError(f"wrt is {a_kind(wrt)}; expected names of parameters, or None for all.")
@@ -90,9 +91,9 @@ class Network:
             )
         return [name for name in known if name in asked]
 
-    def _trace(self, X: Any) -> tuple[Trace, tuple[int, ...]]:
+    def _forward_pass(self, X: Any) -> tuple[ForwardPass, tuple[int, ...]]:
         """All states for an input, and the axes of its samples."""
-        like = next(iter(self.graph.parameters.values()))
+        like = next(iter(self.circuit.parameters.values()))
         if not isinstance(X, Tensor):
             raise CurvlensError(f"X is {a_kind(X)}, expected a tensor.")
         if X.is_floating_point():
@@ -100,15 +101,15 @@ class Network:
                 raise CurvlensError(f"X has shape {tuple(X.shape)}, expected (…, tokens, {self.width}).")
             if (X.dtype, X.device) != (like.dtype, like.device):
                 raise CurvlensError(f"X is {X.dtype} on {X.device}, the parameters are {like.dtype} on {like.device}.")
-            return trace(self.graph, X.detach().reshape(-1, *X.shape[-2:])), tuple(X.shape[:-2])
+            return forward_pass(self.circuit, X.detach().reshape(-1, *X.shape[-2:])), tuple(X.shape[:-2])
         return self._embedded(X), tuple(X.shape[:-1])
 
-    def _embedded(self, tokens: Tensor) -> Trace:
+    def _embedded(self, tokens: Tensor) -> ForwardPass:
         """All states for tokens."""
         if not self.embedding or tokens.dtype == torch.bool or tokens.is_complex():
             what = "numbers of tokens" if self.embedding else "states: this network has no embedding"
             raise CurvlensError(f"X is {tokens.dtype}, expected {what}.")
-        tables = [self.graph.parameters[view.name] for view in self.embedding]
+        tables = [self.circuit.parameters[view.name] for view in self.embedding]
         if not tokens.ndim or not tokens.numel():
             raise CurvlensError(f"Tokens of shape {tuple(tokens.shape)}, expected (…, T).")
         if int(tokens.min()) < 0 or int(tokens.max()) >= len(tables[0]):
@@ -118,4 +119,4 @@ class Network:
             raise CurvlensError(f"{tokens.shape[-1]} tokens given, the table of positions has {len(tables[1])} rows.")
         rows = tokens.reshape(-1, tokens.shape[-1])
         front = Node("embedding", partial(Lookup, tokens=rows), tuple(self.embedding), 0)
-        return trace(self.graph, rows, front)
+        return forward_pass(self.circuit, rows, front)

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm as a primitive: y = γ∘n + β (`docs/math.md`, "Norms")."""
+"""LayerNorm and RMSNorm as a primitive: y = γ∘n + β (`docs/explanation/math.md`, "Norms")."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from curvlens.assembly.graph import View
-from curvlens.assembly.layers import Attention, FeedForward, Layer, Mask, Normalisation, Product
+from curvlens.assembly.circuit import View
+from curvlens.assembly.layers import Attention, FeedForward, Layer, Mask, Multiply, Normalisation
 from curvlens.assembly.network import Network
 from curvlens.calculus.activations import activation as known_activation
-from curvlens.calculus.inputs import alike
 from curvlens.calculus.norms import Kind
+from curvlens.calculus.tensor_checks import alike
 from curvlens.errors import CurvlensError, a_kind, nearest
 
 Weights = Mapping[str, Tensor]
@@ -87,7 +87,7 @@ def block(
     settings = Settings(heads, norm, norm_kind, activation, mask, eps)
     width = _check(weights, settings, "")
     network = Network(weights, width)
-    _layer(weights, settings, "").on(network.graph, 0)
+    _layer(weights, settings, "").on(network.circuit, 0)
     return network
 
 
@@ -150,19 +150,19 @@ def stack(
     network = Network(parameters, widths[0], tuple(View(name) for name in ("embedding", "positions")[: len(tables)]))
     state = 0
     for i, weights in enumerate(layers):
-        state = _layer(weights, settings, f"h.{i}.").on(network.graph, state)
+        state = _layer(weights, settings, f"h.{i}.").on(network.circuit, state)
     if final_norm is not None:
         scale, shift = (View(f"final_norm.{name}") if name in ends else None for name in ("scale", "shift"))
-        state = Normalisation("final_norm", scale, shift, eps, norm_kind).on(network.graph, state)
+        state = Normalisation("final_norm", scale, shift, eps, norm_kind).on(network.circuit, state)
     if unembedding is not None:
-        Product("unembed", View("unembedding")).on(network.graph, state)
+        Multiply("unembed", View("unembedding")).on(network.circuit, state)
     return network
 
 
 def _layer(weights: Weights, settings: Settings, prefix: str) -> Layer:
-    def product(name: str, path: str) -> Product:
+    def product(name: str, path: str) -> Multiply:
         bias = View(f"{prefix}{name}_bias") if f"{name}_bias" in weights else None
-        return Product(f"{prefix}{path}.{name}", View(prefix + name), bias)
+        return Multiply(f"{prefix}{path}.{name}", View(prefix + name), bias)
 
     def normalisation(name: str) -> Normalisation | None:
         if settings.norm == "none":

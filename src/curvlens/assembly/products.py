@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from curvlens.assembly.graph import Ref, Trace, View
+from curvlens.assembly.circuit import ForwardPass, Ref, View
 from curvlens.assembly.ledger import INPUT
 
 
 @torch.no_grad()
 def product(
-    trace: Trace,
+    forward: ForwardPass,
     adjoints: Mapping[int, Tensor],
     direction: Mapping[str, Tensor],
     curvature: Callable[[Tensor], Tensor] | None,
@@ -30,13 +30,13 @@ def product(
 
     ``curvature`` applies Λ, None leaves it out; ``sources`` are positions of nodes whose curvature counts.
     """
-    graph = trace.graph
-    tangents = _tangents(trace, direction)
+    circuit = forward.circuit
+    tangents = _tangents(forward, direction)
 
     def tangent(ref: Ref) -> Tensor | None:
         if isinstance(ref, int):
             return tangents.get(ref)
-        return graph.shaped(ref, direction[ref.name]) if ref.name in direction else None
+        return circuit.shaped(ref, direction[ref.name]) if ref.name in direction else None
 
     result = {name: torch.zeros_like(v) for name, v in direction.items()}
     back: dict[int, Tensor] = {}
@@ -45,13 +45,13 @@ def product(
         if isinstance(ref, int):
             back[ref] = back[ref] + pulled if ref in back else pulled
         elif ref.name in result:
-            graph.shaped(ref, result[ref.name]).add_(pulled)
+            circuit.shaped(ref, result[ref.name]).add_(pulled)
 
-    end = tangents.get(graph.output)
+    end = tangents.get(circuit.output)
     if curvature is not None and end is not None:
-        back[graph.output] = curvature(end)
-    for position in reversed(range(len(trace.nodes))):
-        node, primitive = trace.nodes[position], trace.at[position]
+        back[circuit.output] = curvature(end)
+    for position in reversed(range(len(forward.nodes))):
+        node, primitive = forward.nodes[position], forward.at[position]
         if node.output == 0 and INPUT in direction:
             break
         along = [tangent(ref) for ref in node.inputs]
@@ -73,16 +73,16 @@ def product(
     return result
 
 
-def _tangents(trace: Trace, direction: Mapping[str, Tensor]) -> dict[int, Tensor]:
+def _tangents(forward: ForwardPass, direction: Mapping[str, Tensor]) -> dict[int, Tensor]:
     """The tangents of all states that move."""
     found = {0: direction[INPUT]} if INPUT in direction else {}
-    for node, primitive in zip(trace.nodes, trace.at, strict=True):
+    for node, primitive in zip(forward.nodes, forward.at, strict=True):
         if node.output == 0 and INPUT in direction:
             continue
         total: Tensor | None = None
         for slot, ref in enumerate(node.inputs):
             if isinstance(ref, View):
-                moved = trace.graph.shaped(ref, direction[ref.name]) if ref.name in direction else None
+                moved = forward.circuit.shaped(ref, direction[ref.name]) if ref.name in direction else None
             else:
                 moved = found.get(ref)
             if moved is not None:

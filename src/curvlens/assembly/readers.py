@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from curvlens.assembly.graph import View
-from curvlens.assembly.layers import Attention, FeedForward, Layer, Mask, Normalisation, Product
+from curvlens.assembly.circuit import View
+from curvlens.assembly.layers import Attention, FeedForward, Layer, Mask, Multiply, Normalisation
 from curvlens.assembly.network import Network
 from curvlens.assembly.plain import check_mask
 from curvlens.errors import CurvlensError, a_kind
@@ -67,13 +67,13 @@ def read(module: nn.Module, *, mask: Mask = None) -> Network:
 @torch.no_grad()
 def _require_same(module: nn.Module, network: Network, mask: Mask) -> None:
     """The module gives what the network gives: no part was replaced, and no hook changes anything."""
-    like = next(iter(network.graph.parameters.values()))
+    like = next(iter(network.circuit.parameters.values()))
     if like.is_meta:
         return
     length = mask.shape[-1] if isinstance(mask, Tensor) else 2
     options: dict[str, Tensor] = {}
     if network.embedding:
-        sizes = [len(network.graph.parameters[view.name]) for view in network.embedding]
+        sizes = [len(network.circuit.parameters[view.name]) for view in network.embedding]
         x = torch.arange(min(length, *sizes), device=like.device)[None]
     else:
         draws = torch.randn(1, length, network.width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -123,9 +123,9 @@ class _Reading:
         views = tuple(self.view(table.weight) for table in tables)
         self.network = Network(dict(self.module.named_parameters()), width, views)
 
-    def add(self, part: Layer | Normalisation | Product) -> None:
+    def add(self, part: Layer | Normalisation | Multiply) -> None:
         """One more piece behind what is there."""
-        self._state = part.on(self.network.graph, self._state)
+        self._state = part.on(self.network.circuit, self._state)
 
     def path(self, part: nn.Module, *inside: str) -> str:
         """Where a module stands, and a name inside of it."""
@@ -144,11 +144,11 @@ class _Reading:
             )
         return View(self._names[id(tensor)], **part)
 
-    def linear(self, part: nn.Module) -> Product:
+    def linear(self, part: nn.Module) -> Multiply:
         """An nn.Linear (outputs first) or a Conv1D (inputs first)."""
         return self.split(part, None)
 
-    def split(self, part: nn.Module, outputs: tuple[int, int] | None) -> Product:
+    def split(self, part: nn.Module, outputs: tuple[int, int] | None) -> Multiply:
         """Some of the outputs of an nn.Linear or a Conv1D, or all."""
         if type(part) is not nn.Linear and type(part).__name__ != "Conv1D":
             raise CurvlensError(f"{self.path(part)!r} is {a_kind(part)}; expected an nn.Linear or a Conv1D.")
@@ -158,11 +158,11 @@ class _Reading:
 
     def product(
         self, name: str, weight: Tensor, bias: Tensor | None, outputs: tuple[int, int] | None, *, outputs_first: bool
-    ) -> Product:
+    ) -> Multiply:
         """A product with a weight, or with the part of it that makes some of the outputs."""
         some = outputs or (0, None)
         seen = self.view(weight, rows=some, transposed=True) if outputs_first else self.view(weight, columns=some)
-        return Product(name, seen, None if bias is None else self.view(bias, columns=some))
+        return Multiply(name, seen, None if bias is None else self.view(bias, columns=some))
 
     def norm(self, part: nn.Module | None) -> Normalisation | None:
         """An nn.LayerNorm or nn.RMSNorm over one axis; None for an identity."""

@@ -10,13 +10,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from curvlens.assembly.circuit import ForwardPass, View
 from curvlens.assembly.elimination import Elimination
-from curvlens.assembly.graph import Trace, View
 from curvlens.assembly.ledger import INPUT, Assembled, Ledger
 from curvlens.assembly.loss import End
 from curvlens.assembly.products import product
 from curvlens.calculus.form import Form, Key, not_a_part
-from curvlens.calculus.inputs import in_own_dtype, require_room
+from curvlens.calculus.own_dtype import in_own_dtype
+from curvlens.calculus.room import require_room
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
 CHUNK = 1 << 25
@@ -33,21 +34,23 @@ class NetworkHessian:
     ``H.total["q", "k"]`` is a block, ``H.ggn.dense()`` a matrix, ``H.parts["attn.softmax"]`` the form of a primitive.
     """
 
-    def __init__(self, trace: Trace, loss: End, wrt: Sequence[str]) -> None:
-        self._trace, self._loss = trace, loss
-        self._adjoints = trace.adjoints(loss.gradient)
-        self._like = trace.output
-        self._moved = [trace.states[0], *trace.graph.parameters.values()]
+    def __init__(self, forward: ForwardPass, loss: End, wrt: Sequence[str]) -> None:
+        self._forward, self._loss = forward, loss
+        self._adjoints = forward.adjoints(loss.gradient)
+        self._like = forward.output
+        self._moved = [forward.states[0], *forward.circuit.parameters.values()]
         self._versions = [tensor._version for tensor in self._moved]
-        x = trace.states[0]
+        x = forward.states[0]
         self.shapes: dict[str, tuple[int, int]] = {}
         for name in wrt:
-            rows, columns = (x[..., 0].numel(), x.shape[-1]) if name == INPUT else trace.graph.parameters[name].shape
+            rows, columns = (
+                (x[..., 0].numel(), x.shape[-1]) if name == INPUT else forward.circuit.parameters[name].shape
+            )
             self.shapes[name] = (rows, columns)
         self.size = sum(rows * columns for rows, columns in self.shapes.values())
         self._made: dict[str, Form] = {}
         self._sources: dict[str, list[int]] = {}
-        for position, (node, primitive) in enumerate(zip(trace.nodes, trace.at, strict=True)):
+        for position, (node, primitive) in enumerate(zip(forward.nodes, forward.at, strict=True)):
             if primitive.curved:
                 self._sources.setdefault(node.name, []).append(position)
 
@@ -85,7 +88,7 @@ class NetworkHessian:
     @property
     def parts(self) -> Mapping[str, Form]:
         """M_m by the name of the primitive; each is assembled when it is first asked for, and kept."""
-        return Parts(self)
+        return ModuleForms(self)
 
     def _part(self, name: str) -> Form:
         if not isinstance(name, str) or name not in self._sources:
@@ -113,10 +116,10 @@ class NetworkHessian:
         direction: dict[str, Tensor] = {}
         pieces = torch.split(columns, [rows * width for rows, width in self.shapes.values()])
         for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True):
-            axes = self._trace.states[0].shape if name == INPUT else shape
+            axes = self._forward.states[0].shape if name == INPUT else shape
             direction[name] = piece.reshape(*axes, -1)
         curvature = self._loss.apply if with_loss else None
-        result = product(self._trace, self._adjoints, direction, curvature, sources)
+        result = product(self._forward, self._adjoints, direction, curvature, sources)
         return torch.cat([result[name].reshape(-1, columns.shape[1]) for name in self.shapes]).reshape(v.shape)
 
     def __getitem__(self, key: object) -> NoReturn:
@@ -166,33 +169,33 @@ class NetworkHessian:
     @torch.no_grad()
     def _assemble(self, part: str, title: str) -> Form:
         """The matrix of a part: where it is smaller than the largest state, column by column, else by elimination."""
-        widest = max(self._trace.size(state) for state in self._trace.states)
+        widest = max(self._forward.size(state) for state in self._forward.states)
         instead = "Without building it: `matvec`; or fewer parameters: `wrt=`."
         if self.size <= widest:
             require_room(2 * self.size**2, self._like, title, instead)
             return Assembled(self.shapes, self._by_columns(part), title)
         with_loss, sources = self._selected(part)
-        refs = [ref for node in self._trace.nodes for ref in node.inputs]
+        refs = [ref for node in self._forward.nodes for ref in node.inputs]
         uses = [ref for ref in refs if isinstance(ref, View) and ref.name in self.shapes]
-        width = sum(use.of(self._trace.graph.parameters[use.name]).numel() for use in uses)
+        width = sum(use.of(self._forward.circuit.parameters[use.name]).numel() for use in uses)
         width += math.prod(self.shapes[INPUT]) if INPUT in self.shapes else 0
         work = 2 * len(self._like) * widest * (width + 2 * widest) + width * self.size
         require_room(width**2 + work, self._like, f"{title}, with room to work in,", instead)
         ledger = Ledger(self.shapes, width, self._like)
-        elimination = Elimination(self._trace, self._adjoints, ledger)
+        elimination = Elimination(self._forward, self._adjoints, ledger)
         elimination.run(self._loss.dense() if with_loss else None, sources)
         return ledger.form(title)
 
     def _by_columns(self, part: str) -> Tensor:
         """The matrix of a part by products with unit vectors, so many at a time that their tangents are few enough."""
-        numbers = sum(state.numel() for state in self._trace.states.values())
+        numbers = sum(state.numel() for state in self._forward.states.values())
         units = torch.eye(self.size, dtype=self._like.dtype, device=self._like.device)
         step = max(1, CHUNK // numbers)
         matrix = torch.cat([self.matvec(chunk, part) for chunk in torch.split(units, step, 1)], 1)
         return (matrix + matrix.T).div_(2)
 
 
-class Parts(Mapping[str, Form]):
+class ModuleForms(Mapping[str, Form]):
     """The functional parts by name, made one at a time."""
 
     def __init__(self, hessian: NetworkHessian) -> None:
@@ -202,7 +205,7 @@ class Parts(Mapping[str, Form]):
         return self._hessian._part(name)
 
     def __repr__(self) -> str:
-        return f"Parts({', '.join(self)})"
+        return f"ModuleForms({', '.join(self)})"
 
     def __contains__(self, name: object) -> bool:
         return name in self._hessian.part_names

@@ -1,4 +1,4 @@
-"""Named blocks of the parameters: the grammar, the map, one file an architecture family."""
+"""Named blocks of the parameters: the map of a model, and the naming rules of each architecture family."""
 
 from curvlens.blocks.block import Block
 from curvlens.blocks.family import Family, Rule

@@ -1,4 +1,4 @@
-"""The heads of every attention of a model, where the rules of its family alone do not tell them."""
+"""Finds the number of heads of each attention, where the rules of the family do not give it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from curvlens.blocks.splits import Seen, alternate, seen
 from curvlens.errors import CurvlensError
 
 FUSED = "q:head+k:head+v:head"
-"""Queries, keys and values one behind the other, as many as there are of each."""
+"""Axes of a fused tensor: all queries, then all keys, then all values, with unequal numbers of heads."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A parameter whose rule says that it has heads."""
+    """A parameter whose rule has an axis of heads."""
 
     parameter: str
     shape: tuple[int, ...]
@@ -35,12 +35,12 @@ class Member:
 
     @property
     def size(self) -> int:
-        """How many numbers lie along the axis of the heads."""
+        """The length of the axis of heads."""
         return axis_with_heads(self.found.rule.axes, self.shape)[1]
 
     @property
     def interleaved(self) -> bool:
-        """Whether queries, keys and values alternate head by head, so that nothing can be cut without their number."""
+        """Whether q, k and v alternate head by head. Then the number of heads is needed to cut them apart."""
         words = axis_with_heads(self.found.rule.axes, self.shape)[0]
         return (
             len(self.role) > 1
@@ -49,7 +49,7 @@ class Member:
         )
 
     def cut(self, sizes: Mapping[str, int], *, equal: bool) -> list[Cut]:
-        """The parts by role and head; ``equal`` if there are as many keys as queries."""
+        """The parts by role and head; ``equal`` says that keys and queries have the same number of heads."""
         axes = self.found.rule.axes
         if not equal and self.role == "qkv":
             axes = axes.replace("(q/k/v head dim)", FUSED)
@@ -64,7 +64,7 @@ class Attention:
 
     @property
     def names(self) -> list[str]:
-        """What a user may call it: as its blocks are called, with what stands before, or as the module."""
+        """The names that ``heads=`` may use: the block's name, with or without its prefix, and the module's name."""
         first = self.members[0]
         path, prefix = first.found.block.rpartition(".")[0], first.found.prefix
         module = WRAPPERS.sub("", first.parameter).lstrip(".").split(".")[:-2]
@@ -74,7 +74,7 @@ class Attention:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """The length of the axis of heads by role; a role whose weight and bias differ has none."""
+        """The length of the axis of heads by role. Roles whose weight and bias differ are left out."""
         lengths: dict[str, set[int]] = {}
         for member in self.members:
             lengths.setdefault(member.role, set()).add(member.size)
@@ -82,16 +82,16 @@ class Attention:
 
     @cached_property
     def near(self) -> int:
-        """How many of the modules around the first member are its own."""
+        """The number of modules around the first member that belong to this attention."""
         return nearby(member.around for member in self.members)
 
     @property
     def tells_width(self) -> bool:
-        """Whether the attention itself tells how wide a head is."""
+        """Whether the attention itself has an attribute for the width of a head."""
         return head_width(self.members[0].around[: self.near]) is not None
 
     def counts(self, splits: Seen | None, *, told_too: bool) -> Iterator[tuple[Count, bool]]:
-        """The heads that there may be, the likeliest first, and whether they are certain."""
+        """Possible numbers of heads, the likeliest first, each with whether it is certain."""
         far: list[Count] = []
         for around in dict.fromkeys(tuple(member.around) for member in self.members) if told_too else ():
             outermost = self.members[0].around[: self.near][-1]
@@ -108,7 +108,7 @@ class Attention:
             yield from ((count, False) for count in far)
 
     def alternates(self, splits: Seen | None) -> bool:
-        """Whether a pass shows heads that are no rows side by side, which no rule can cut."""
+        """Whether a pass shows that the rows of a head are not contiguous. No rule can cut such heads."""
         return splits is not None and alternate(splits, self._by_role, self.sizes.get("o"))
 
     @property
@@ -116,7 +116,7 @@ class Attention:
         return {member.parameter: (member.size, member.interleaved) for member in self.members}
 
     def fit(self, count: Count) -> dict[str, list[Cut]] | None:
-        """How every parameter is cut with these heads; None if the shapes do not allow them."""
+        """How each parameter is cut with this number of heads. None if the shapes do not fit it."""
         queries, sizes = count.queries, self.sizes
         keys = queries if count.keys is None else count.keys
         equal = keys == queries
@@ -139,7 +139,7 @@ class Attention:
         return result if self._agrees(result, count) else None
 
     def _agrees(self, cut: Mapping[str, list[Cut]], count: Count) -> bool:
-        """Queries and outputs have the number told, keys and values one number, which divides it."""
+        """Whether q and o have the given number of heads, and k and v one common number that divides it."""
         heads: dict[str, set[int]] = {"queries": set(), "keys": set()}
         for member in self.members:
             for one in cut[member.parameter]:
@@ -151,7 +151,7 @@ class Attention:
         return all(count.queries % n == 0 and count.keys in (None, n) for n in keys)
 
     def misread(self, member: Member) -> bool:
-        """Whether cutting a fused tensor into three equal roles, without its heads, would cut in the wrong place."""
+        """Whether a cut of a fused tensor into three equal roles, without its heads, is in the wrong place."""
         if member.role != "qkv":
             return member.interleaved
         return member.interleaved or ("o" in self.sizes and member.size != 3 * self.sizes["o"])
@@ -162,7 +162,7 @@ def _divided(size: int | None, count: int) -> int | None:
 
 
 def attentions(model: nn.Module, family: Family, shapes: Mapping[str, tuple[int, ...]]) -> list[Attention]:
-    """Every attention that the rules of a family speak of."""
+    """All attentions that the rules of a family match."""
     groups: dict[tuple[str, str], list[Member]] = {}
     for name, shape in shapes.items():
         around = modules_around(model, name)
@@ -177,20 +177,20 @@ def attentions(model: nn.Module, family: Family, shapes: Mapping[str, tuple[int,
 
 @dataclass
 class Completed:
-    """The entries of a plan with their heads."""
+    """Entries with their heads."""
 
     entries: list[Entry]
     unknown: set[str]
     """Parameters whose heads are not known."""
     doubtful: set[str]
-    """Parameters whose heads are told by a module far off, which a forward pass may correct."""
+    """Parameters whose number of heads comes from a module outside of the attention. A forward pass may correct it."""
 
 
 def completed(entries: Iterable[Entry], every: Sequence[Attention], said: Said, splits: Seen | None) -> Completed:
-    """Give every attention its heads.
+    """Give each attention its number of heads.
 
-    They are those that the user said, that the attention itself tells, that were seen in a pass, or that modules
-    further out tell; the first of these that there is.
+    The sources, in this order: ``heads=`` of the user, attributes of the attention itself, views seen in a forward
+    pass, attributes of outer modules.
     """
     own: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -223,7 +223,7 @@ def completed(entries: Iterable[Entry], every: Sequence[Attention], said: Said, 
         if wanted is not None:
             raise CurvlensError(
                 f"heads={wanted} does not fit {attention.names[0]!r}: its queries, keys, values and outputs have "
-                f"{attention.sizes} numbers. Expected a number of heads that divides them; with grouped queries give "
+                f"{attention.sizes} numbers. Give a number of heads that divides them; with grouped queries give "
                 "both, heads=(queries, keys)."
             )
         unknown |= lacking

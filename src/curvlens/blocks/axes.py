@@ -1,12 +1,13 @@
-"""The notation in which a family says what the axes of a parameter are.
+"""The notation for the axes of a parameter in the rules of a family.
 
-An axis of the tensor is a word, or several in brackets if it is a product of axes: ``in (q/k/v head dim)`` is the fused
-weight of GPT-2, ``(head q/k/v dim) in`` the interleaved one of GPT-NeoX, ``out (head dim)`` the output projection.
+A word is one axis of the tensor. Words in brackets share one axis, which is their product: ``in (q/k/v head dim)`` is
+the fused weight of GPT-2, ``(head q/k/v dim) in`` the interleaved one of GPT-NeoX, ``out (head dim)`` the output
+projection.
 
-- ``in`` and ``out`` are what a weight reads and writes; the order of X W has ``in`` first and ``out`` last.
+- ``in`` and ``out`` are the inputs and outputs of a weight; the order of X W has ``in`` first and ``out`` last.
 - ``head`` and ``expert`` divide a block into its heads; ``dim`` is the width of a head.
-- ``q/k/v`` are roles of equal size, ``dt+b+c`` roles of sizes that the family tells, ``q:head+k:head+v:head`` such
-  roles with heads.
+- ``q/k/v`` are roles of equal size. ``dt+b+c`` are roles whose sizes the family gives; ``q:head+k:head+v:head`` are
+  such roles with heads.
 - any other word is an axis without a meaning.
 """
 
@@ -20,21 +21,21 @@ from curvlens.blocks.parts import Part, Range
 
 
 class DoesNotFitError(Exception):
-    """The parameter does not have the axes that a rule says."""
+    """The shape of a parameter does not fit the axes of a rule."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What a parameter adds to a block: a part of it, and the parts of that by head."""
+    """The part of a parameter that belongs to a block, and its parts by head."""
 
     role: str
-    """Empty if the parameter has one role only."""
+    """Empty if the parameter has only one role."""
     part: Part
     heads: Mapping[int, Part]
 
 
 _Make = Callable[[Mapping[int, Range]], Part]
-"""The part at which some axes are fixed."""
+"""Maps fixed indices of some axes to a part."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class _Axis:
 
 
 def cuts(parameter: str, shape: tuple[int, ...], axes: str, sizes: Mapping[str, int]) -> list[Cut]:
-    """The parts of a parameter by role. ``sizes`` knows ``dim``, and the roles of unequal size.
+    """The parts of a parameter by role. ``sizes`` has ``dim``, and the sizes of unequal roles.
 
     >>> [cut.part.key for cut in cuts("w", (4, 6), "in (q/k/v dim)", {"dim": 2})]
     ['w.view(4, 3, 2)[:, 0]', 'w.view(4, 3, 2)[:, 1]', 'w.view(4, 3, 2)[:, 2]']
@@ -76,7 +77,7 @@ def cuts(parameter: str, shape: tuple[int, ...], axes: str, sizes: Mapping[str, 
 
 
 _RANK = {"expert": 0, "in": 1, "out": 3}
-"""The order of X W: inputs, then what is neither, then outputs; every expert has a matrix of its own."""
+"""The order of X W: inputs, other axes, outputs. Experts come first, since each has its own matrix."""
 
 
 def _by_head(part: _Make, head: int | None, flat: list[_Axis], chosen: Mapping[int, Range]) -> dict[int, Part]:
@@ -84,7 +85,7 @@ def _by_head(part: _Make, head: int | None, flat: list[_Axis], chosen: Mapping[i
 
 
 def _unequal(part: _Make, i: int, axis: _Axis, sizes: Mapping[str, int]) -> list[Cut]:
-    """Roles of different sizes, one behind the other along an axis."""
+    """Roles of different sizes, one after the other along an axis."""
     result, start = [], 0
     for word in axis.word.split("+"):
         role, _, headed = word.partition(":")
@@ -98,7 +99,7 @@ def _unequal(part: _Make, i: int, axis: _Axis, sizes: Mapping[str, int]) -> list
 
 
 def axis_with_heads(axes: str, shape: tuple[int, ...]) -> tuple[list[str], int]:
-    """The words and the length of the axis that is heads side by side; no word, if there is none or it does not fit.
+    """The words and the length of the axis of heads. No words if there is none, or if the axes do not fit.
 
     >>> axis_with_heads("in (q/k/v head dim)", (4, 12))
     (['q/k/v', 'head', 'dim'], 12)
@@ -129,7 +130,7 @@ def _words(axes: str) -> list[list[str]]:
 
 
 def _factors(words: list[str], n: int, sizes: Mapping[str, int]) -> list[_Axis]:
-    """The axes that a tensor axis of length n is the product of."""
+    """Split a tensor axis of length n into the axes that its words name."""
     if "head" in words and "dim" in words and "dim" not in sizes:  # heads of unknown width: one axis
         words = [word for word in words if word != "head"]
     known = {word: size for word in words if (size := _known(word, sizes)) is not None}

@@ -1,4 +1,4 @@
-"""A named block: the parts of parameters that play one role."""
+"""A named block: the parts of parameters that have one role."""
 
 from __future__ import annotations
 
@@ -18,69 +18,69 @@ _LAYER = re.compile(r"(?P<layer>(?:.*\.)?(?:h|enc|dec)\.\d+)\.(?P<role>.+)", re.
 
 @dataclass(frozen=True)
 class Block:
-    """A name, such as ``h.3.attn.q``, and what it stands for."""
+    """A name, such as ``h.3.attn.q``, and the parts of parameters that it stands for."""
 
     name: str
     parts: tuple[Part, ...]
     aliases: tuple[str, ...] = ()
     """Other names of the same tensors: ``unembed`` of a tied embedding."""
     heads: tuple[Block, ...] = field(default=(), repr=False)
-    """The same numbers head by head (or expert by expert), where there are heads."""
+    """The same numbers by head (or expert); empty if there are no heads."""
     heads_unknown: bool = field(default=False, repr=False)
-    """Whether it has heads of which nobody told how many: then it cannot be divided."""
+    """Whether the block has heads but their number is not known, so that it cannot be divided."""
     heads_doubtful: bool = field(default=False, repr=False)
-    """Whether the number of heads is told by a module far off, which may speak of something else."""
+    """Whether the number of heads comes from a module outside of the attention, where it may mean something else."""
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """The number of entries."""
         return sum(part.size for part in self.parts)
 
     @property
     def n_heads(self) -> int:
-        """How many heads (or experts) it has; what belongs to none of them does not count."""
+        """The number of heads (or experts), without the part that belongs to no head."""
         return sum(head.name.rpartition(".")[2].isdigit() for head in self.heads)
 
     @property
     def layer(self) -> str | None:
-        """``h.3`` of ``h.3.attn.q``; None outside of the layers."""
+        """``h.3`` for ``h.3.attn.q``; None outside of the layers."""
         found = _LAYER.fullmatch(self.name)
         return found["layer"] if found else None
 
     @property
     def role(self) -> str:
-        """``attn.q`` of ``h.3.attn.q``; the name itself outside of the layers."""
+        """``attn.q`` for ``h.3.attn.q``; the whole name outside of the layers."""
         found = _LAYER.fullmatch(self.name)
         return found["role"] if found else self.name
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The parameters it lies in."""
+        """The parameters that contain this block."""
         return tuple(dict.fromkeys(part.parameter for part in self.parts))
 
     def to_math(self, v: Tensor) -> Tensor:
-        """A vector of this block, or columns of them, from storage order to the row-vec order of X W.
+        """Reorder a vector of this block, or a matrix of columns, from storage order to the row-vec order of X W.
 
-        Every weight becomes inputs × outputs, row by row, however the module stores it (`nn.Linear` out × in,
-        `Conv1D` in × out, fused and interleaved heads); weight and bias follow each other as in the block.
+        Each weight becomes inputs × outputs, row by row, in whatever order the module stores it (`nn.Linear` out × in,
+        `Conv1D` in × out, fused and interleaved heads). Weight and bias stay in the order of the block.
         """
         return self._each(v, lambda part, x: part.to_math(x))
 
     def from_math(self, v: Tensor) -> Tensor:
-        """Back to storage order."""
+        """The inverse of `to_math`: back to storage order."""
         return self._each(v, lambda part, x: part.from_math(x))
 
     def _each(self, v: Tensor, change: Callable[[Part, Tensor], Tensor]) -> Tensor:
         if v.shape[0] != self.size or v.ndim not in (1, 2):
             raise CurvlensError(
-                f"Block {self.name!r} has {self.size} numbers, expected a vector of them or a ({self.size}, k) matrix, "
-                f"got shape {tuple(v.shape)}."
+                f"Block {self.name!r} has {self.size} numbers. Expected a vector of shape ({self.size},) or a matrix "
+                f"({self.size}, k), got shape {tuple(v.shape)}."
             )
         pieces = torch.split(v, [part.size for part in self.parts])
         return torch.cat([change(part, x) for part, x in zip(self.parts, pieces, strict=True)])
 
     def within(self, own: Iterable[Part]) -> Block | None:
-        """What of this block lies in some parts."""
+        """The intersection of this block with some parts; None if it is empty."""
         own = tuple(own)
         parts = tuple(both for part in self.parts for both in intersection(part, own))
         if not parts:

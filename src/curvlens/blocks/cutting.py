@@ -1,4 +1,4 @@
-"""Sets of parts: what they share, and how vectors go from one set to another."""
+"""Sets of parts: intersections, unions, and vectors that are cut out or embedded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from curvlens.errors import CurvlensError
 
 
 def intersection(part: Part, others: Iterable[Part]) -> list[Part]:
-    """What a part has in common with others, of which each lies in it, holds it, or has nothing of it."""
+    """The intersection of a part with others. Each of them must lie in the part, contain it, or be disjoint from it."""
     common = []
     for other in others:
         if other.parameter != part.parameter:
@@ -26,12 +26,15 @@ def intersection(part: Part, others: Iterable[Part]) -> list[Part]:
         if inside == other.size:
             common.append(other)
         elif inside:
-            raise CurvlensError(f"{part.key} and {other.key} overlap in {inside} numbers, and neither holds the other.")
+            raise CurvlensError(
+                f"{part.key} and {other.key} overlap in {inside} numbers, but neither contains the other. Choose parts "
+                "that are disjoint or nested."
+            )
     return common
 
 
 def overlap(part: Part, other: Part) -> int:
-    """How many numbers two parts of one parameter share."""
+    """The number of entries that two parts of one parameter share."""
     if part.whole or other.whole:
         return min(part.size, other.size)
     if part.view == other.view:
@@ -41,7 +44,7 @@ def overlap(part: Part, other: Part) -> int:
 
 
 def union(parts: Iterable[Part]) -> list[Part]:
-    """The parts without those that lie in another one, in the order of the parameter's storage."""
+    """The parts that do not lie in another one, in storage order of the parameter."""
     kept: list[Part] = []
     for part in sorted({part.key: part for part in parts}.values(), key=lambda part: -part.size):
         if not any(_holds(other, part) for other in kept):
@@ -54,12 +57,15 @@ def _holds(outer: Part, inner: Part) -> bool:
         return False
     common = overlap(inner, outer)
     if common and common != inner.size:
-        raise CurvlensError(f"{outer.key} and {inner.key} overlap in {common} numbers, and neither holds the other.")
+        raise CurvlensError(
+            f"{outer.key} and {inner.key} overlap in {common} numbers, but neither contains the other. Choose parts "
+            "that are disjoint or nested."
+        )
     return common == inner.size
 
 
 def _first(part: Part) -> int:
-    """Where in its parameter a part begins."""
+    """The index of the first entry of a part in its flat parameter."""
     position, stride = 0, 1
     for (low, _), size in zip(reversed(part.box), reversed(part.view), strict=True):
         position += stride * low
@@ -68,7 +74,7 @@ def _first(part: Part) -> int:
 
 
 class Pieces:
-    """Vectors (numbers, …) that run over some parts, to be looked at part by part."""
+    """Access by part to vectors (numbers, …) over several parts."""
 
     def __init__(self, parts: Sequence[Part], vectors: Tensor) -> None:
         sizes = [part.size for part in parts]
@@ -78,7 +84,7 @@ class Pieces:
             self._of.setdefault(part.parameter, []).append(part)
 
     def __getitem__(self, part: Part) -> Tensor:
-        """The entries of a part that lies in these: a view where that is possible."""
+        """The entries of a part that lies in these parts; a view where possible."""
         if part.key in self._own:
             return self._own[part.key]
         spread = [other.spread(self._own[other.key]) for other in self._of[part.parameter]]
@@ -87,13 +93,13 @@ class Pieces:
 
 
 def extract(outer: Sequence[Part], inner: Sequence[Part], vectors: Tensor) -> Tensor:
-    """The entries of ``inner`` in vectors (numbers, …) that run over ``outer``, in which it lies."""
+    """Cut the entries of ``inner`` out of vectors (numbers, …) over ``outer``, which contains it."""
     pieces = Pieces(outer, vectors)
     return torch.cat([pieces[part] for part in inner]) if inner else vectors[:0]
 
 
 def embed(outer: Sequence[Part], inner: Sequence[Part], vectors: Tensor) -> Tensor:
-    """Vectors over ``outer`` that are zero outside of ``inner``."""
+    """Extend vectors over ``inner`` by zeros to vectors over ``outer``."""
     given = torch.split(vectors, [part.size for part in inner])
     result = vectors.new_zeros(sum(part.size for part in outer), *vectors.shape[1:])
     own = dict(zip((part.key for part in outer), torch.split(result, [part.size for part in outer]), strict=True))

@@ -1,4 +1,4 @@
-"""Where one parameter goes: the blocks that the rules of a family give it, and how it is cut for them."""
+"""Maps one parameter to its blocks, by the rules of a family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from curvlens.blocks.parts import Part
 WRAPPERS = re.compile(
     r"(?:^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer|modules_to_save\.[^.]+)(?=\.|$)"
 )
-"""What compilers, sharding and adapters put between the names of modules."""
+"""Words that compilers, sharding and adapters insert into the names of modules."""
 
 ADAPTER = re.compile(
     r"(?P<base>.+)\.lora_(?:embedding_)?(?:A|B|magnitude_vector)(?:\.(?P<adapter>[^.]+))?(?:\.weight|\.bias)?",
@@ -25,7 +25,7 @@ PARAMETRISED = re.compile(r"(?P<base>.+)\.parametrizations\.(?P<name>[^.]+)\.ori
 
 @dataclass(frozen=True)
 class Entry:
-    """A parameter and where it goes."""
+    """A parameter (or a part of it) and its block."""
 
     parameter: str
     block: str
@@ -35,7 +35,7 @@ class Entry:
 
 
 def entries_of(model: nn.Module, family: Family, name: str, shape: tuple[int, ...]) -> list[Entry]:
-    """Where a parameter goes; a fused one goes to several blocks."""
+    """The blocks of a parameter; a fused parameter has several."""
     clean = WRAPPERS.sub("", name).lstrip(".")
     adapter, parametrised = ADAPTER.fullmatch(clean), PARAMETRISED.fullmatch(clean)
     if adapter is not None:
@@ -56,21 +56,21 @@ def entries_of(model: nn.Module, family: Family, name: str, shape: tuple[int, ..
 
 
 def entry_of(found: Found, name: str, cut: Cut) -> Entry:
-    """Where a rule puts a part of a parameter."""
+    """The entry that a rule makes of a part of a parameter."""
     heads = cut.heads if found.expert is None else {found.expert: cut.part}
     rule = found.rule.parameter if found.expert is None else f"{found.rule.parameter} {found.expert}"
     return Entry(name, found.block.replace("*", cut.role), rule, found.prefix, replace(cut, heads=heads))
 
 
 def _adapted(model: nn.Module, found: Found, name: str, shape: tuple[int, ...], adapter: str | None) -> Entry:
-    """The factors of a low-rank adapter are a block beside that of the weight they change."""
+    """The factors of a low-rank adapter: a separate block, named after the block of their weight."""
     block = found.block.replace("*", found.roles)
     called = f"{block}.lora" if adapter in (None, "default") else f"{block}.lora.{adapter}"
     return Entry(name, called, name, found.prefix, Cut("", oriented(model, name, shape), {}))
 
 
 def modules_around(model: nn.Module, name: str) -> list[nn.Module]:
-    """The modules that hold a parameter, from its owner to the model."""
+    """The modules that contain a parameter, from its owner out to the model."""
     module: nn.Module = model
     chain = [module]
     for item in name.split(".")[:-1]:
@@ -83,6 +83,6 @@ def modules_around(model: nn.Module, name: str) -> list[nn.Module]:
 
 
 def oriented(model: nn.Module, name: str, shape: tuple[int, ...]) -> Part:
-    """A parameter as a whole; that of `nn.Linear` is known to be out × in."""
+    """A whole parameter as a part, with the axis order out × in for `nn.Linear`."""
     linear = isinstance(modules_around(model, name)[0], nn.Linear) and len(shape) == 2
     return Part(name, shape, order=(1, 0) if linear else None)

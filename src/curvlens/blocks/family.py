@@ -1,7 +1,7 @@
 """Families of architectures: rules that give the parameters of a model their names.
 
-A rule matches the end of a parameter's name, so a model keeps its block names inside any wrapper. The family that
-explains most numbers of a model is its own; among equals the one with the fewest rules.
+A rule matches the end of a parameter's name, so a model keeps its block names inside any wrapper. A model gets the
+family that names most of its numbers; among equals, the one with the fewest rules.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ Sizes = Callable[[nn.Module], Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Rule:
-    """``parameter``, in which ``{i}`` is the number of the layer, is (a part of) ``block`` and has these axes.
+    """Names a parameter: the end of its name, its block, and its axes (notation: `curvlens.blocks.axes`).
 
-    In ``parameter``, ``{e}`` is the number of an expert and ``{any}`` any name without a dot. In ``block``, ``*`` is
-    the role that the axes say, as in ``Rule("h.{i}.attn.c_attn.weight", "h.{i}.attn.*", "in (q/k/v head dim)")``.
+    In ``parameter``, ``{i}`` is the number of the layer, ``{e}`` the number of an expert and ``{any}`` any name without
+    a dot. In ``block``, ``*`` is the role from the axes, as in
+    ``Rule("h.{i}.attn.c_attn.weight", "h.{i}.attn.*", "in (q/k/v head dim)")``.
     """
 
     parameter: str
@@ -32,7 +33,7 @@ class Rule:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """As a regular expression, whatever stands before it."""
+        """The rule as a regular expression, with any prefix."""
         text = re.escape(self.parameter).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{e\}", r"(?P<e>\d+)")
         return re.compile(rf"(?:(?P<prefix>.+)\.)?{text}".replace(r"\{any\}", r"[^.]+"), re.DOTALL)
 
@@ -43,9 +44,9 @@ class Found:
 
     rule: Rule
     block: str
-    """The name of the block, with ``*`` where the role belongs."""
+    """The name of the block, with ``*`` in place of the role."""
     prefix: str
-    """What stands before the part of the name that the rule speaks of."""
+    """The part of the parameter's name before the match."""
     expert: int | None
 
     @property
@@ -57,26 +58,26 @@ class Found:
 
 @dataclass(frozen=True)
 class Family:
-    """Rules for one kind of model; the first that matches a parameter counts.
+    """Naming rules for one kind of model. The first rule that matches a parameter is used.
 
-    ``sizes`` tells, of the module that owns a parameter or of one around it, the sizes of roles that are not equal.
+    ``sizes`` maps a module (the owner of a parameter, or a module around it) to the sizes of roles of unequal size.
     """
 
     name: str
     rules: Sequence[Rule]
     sizes: Sizes | None = None
     checked: Sequence[str] = ()
-    """Model types of transformers whose names were checked; others may be named by their likeness."""
+    """Hugging Face model types whose layout was checked. Other types that match get a note from the doctor."""
     not_for: Sequence[str] = ()
-    """Model types whose parameters are called alike and mean something else."""
+    """Model types that have the same parameter names with a different layout."""
 
     def suits(self, model: nn.Module) -> bool:
-        """Whether it may be tried on a model."""
+        """Whether the family may be used for a model."""
         return model_type(model) not in self.not_for
 
     @cached_property
     def _ends(self) -> list[tuple[str, Rule]]:
-        """Every rule with the last two words of its parameter, or the last one, to look at few of them."""
+        """Each rule with the last one or two words of its parameter, for a fast first selection."""
         result = []
         for rule in self.rules:
             words = rule.parameter.split(".")[-2:]
@@ -98,7 +99,7 @@ class Family:
     def cut(
         self, found: Found, parameter: str, shape: tuple[int, ...], around: Sequence[nn.Module]
     ) -> Sequence[Cut] | None:
-        """What a rule makes of a parameter, if it fits; ``around`` are the modules that hold it, the nearest first."""
+        """Cut a parameter by a rule; None if it does not fit. ``around``: the modules around it, the nearest first."""
         axes = found.rule.axes
         if not stored_as(axes, shape, around):
             return None
@@ -121,7 +122,7 @@ class Family:
 
 
 def model_type(model: nn.Module) -> str | None:
-    """What transformers calls the architecture of a model; None of other models."""
+    """``config.model_type`` of a Hugging Face model; None for other models."""
     for module in model.modules():
         kind = getattr(getattr(module, "config", None), "model_type", None)
         if isinstance(kind, str) and kind:
@@ -130,25 +131,25 @@ def model_type(model: nn.Module) -> str | None:
 
 
 def stored_as(axes: str, shape: tuple[int, ...], around: Sequence[nn.Module]) -> bool:
-    """Whether a rule reads a weight the way its owner stores it: `nn.Linear` out × in, Conv1D in × out."""
+    """Whether the axes of a rule have the storage order of the module: `nn.Linear` out × in, Conv1D in × out."""
     owner = around[0]
     linear = isinstance(owner, nn.Linear)
     if len(shape) != 2 or not (linear or type(owner).__name__ == "Conv1D"):
         return True
     words = re.findall(r"\([^)]*\)|\S+", axes)
     if len(words) != len(shape):
-        return True  # that the rule does not fit is found when it is to cut
+        return True  # `cuts` finds that the rule does not fit
     first, second = words
     inputs_last = "in" in re.findall(r"\w+", second) or "out" in re.findall(r"\w+", first)
     return inputs_last == linear
 
 
 HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
-"""What modules call the number of their query heads."""
+"""Attribute names for the number of query heads."""
 
 
 def head_count(around: Sequence[nn.Module]) -> int | None:
-    """How many query heads there are, as the nearest module around a parameter tells it; itself, or its config."""
+    """The number of query heads from the nearest module around a parameter, or from its ``config``."""
     for module in around[:4]:
         for teller in (module, getattr(module, "config", None)):
             for name in HEAD_COUNTS:
@@ -159,16 +160,16 @@ def head_count(around: Sequence[nn.Module]) -> int | None:
 
 
 HEAD_WIDTHS = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "d_head")
-"""What modules call the width of a head."""
+"""Attribute names for the width of a head."""
 
 
 def head_width(around: Sequence[nn.Module]) -> int | None:
-    """The width of a head, as the nearest attention module around a parameter tells it."""
+    """The width of a head from the nearest attention module around a parameter."""
     return width_and_teller(around)[0]
 
 
 def width_and_teller(around: Sequence[nn.Module]) -> tuple[int | None, int]:
-    """The width of a head, and which of the modules tells it; behind the last one if none does."""
+    """The width of a head, and the index of the module that has it (``len(around)`` if none has it)."""
     for i, module in enumerate(around[:4]):
         widths = {
             width
@@ -180,14 +181,14 @@ def width_and_teller(around: Sequence[nn.Module]) -> tuple[int | None, int]:
             return widths.pop(), i
         if widths:
             return None, len(around)
-        # nanoGPT and its kin tell the width of the layer and the number of heads
+        # nanoGPT and similar models have the width of the layer and the number of heads
         layer, heads = getattr(module, "n_embd", None), getattr(module, "n_head", None)
         if isinstance(layer, int) and isinstance(heads, int) and heads > 0 and layer % heads == 0:
             return layer // heads, i
     return None, len(around)
 
 
-# The shapes that most modules have
+# Rules for common modules
 
 
 def linear(module: str, block: str) -> list[Rule]:
@@ -223,5 +224,5 @@ def norm(module: str, block: str) -> list[Rule]:
 
 
 def each(*rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """All rules of some lists."""
+    """Join lists of rules."""
     return tuple(rule for group in rules for rule in group)

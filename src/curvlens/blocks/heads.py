@@ -1,4 +1,4 @@
-"""How many heads an attention has: as the user says it, or as its modules tell it."""
+"""The number of heads of an attention, from ``heads=`` or from attributes of its modules."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from curvlens.blocks.family import HEAD_COUNTS
 from curvlens.errors import CurvlensError, listing
 
 Number = int | tuple[int, int]
-"""A number of heads; with grouped queries that of the queries and that of the keys."""
+"""A number of heads; with grouped queries a pair (queries, keys)."""
 Heads = Number | Mapping[str, Number]
-"""The same for every attention, or by its name or a pattern: ``{"h.0.attn": 6}``."""
+"""One number for all attentions, or numbers by name or pattern: ``{"h.0.attn": 6}``."""
 
 QUERIES = (*HEAD_COUNTS, "heads", "nhead", "nheads", "n_attention_heads", "num_attn_heads")
-"""What modules and their configurations call the number of query heads."""
+"""Attribute names of modules and configurations for the number of query heads."""
 KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads", "n_key_value_heads")
-"""The same for keys and values, where groups of queries share them."""
+"""Attribute names for the number of key and value heads, where groups of queries share them."""
 CONFIGURATIONS = ("config", "cfg", "args", "hparams")
-"""Where modules keep their settings."""
+"""Attributes in which modules keep their settings."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Count:
 
     queries: int
     keys: int | None = None
-    """None if nobody told: what the shapes say, which is the same number where queries and keys have one size."""
+    """None if not given. The shapes then decide: the number is that of the queries if both have the same size."""
 
     def __str__(self) -> str:
         return str(self.queries) if self.keys is None else f"({self.queries}, {self.keys})"
@@ -47,23 +47,23 @@ class Said:
         self._met: list[str] = []
 
     def of(self, names: Sequence[str]) -> Count | None:
-        """What was said of the attention that has these names, the first of which is the one of its blocks."""
+        """The user's number for the attention with these names; the first is the name of its blocks."""
         self._met.append(names[0])
         hits = [pattern for pattern in self._counts if any(fnmatchcase(name, pattern) for name in names)]
         self._found.update(hits)
         return self._counts[hits[0]] if hits else None
 
     def require_all_found(self) -> None:
-        """A name that no attention has is a mistake."""
+        """Raise an error if a name or pattern matched no attention."""
         lost = [pattern for pattern in self._counts if pattern not in self._found]
         if lost:
             if not self._met:
                 raise CurvlensError(
-                    "heads= was given, and no attention is known in this model. Leave it out, or give the architecture "
-                    "a Family of rules: Problem(..., blocks=family, heads=...)."
+                    "heads= was given, but no attention is known in this model. Leave heads= out, or describe the "
+                    "architecture by a Family of rules: Problem(..., blocks=family, heads=...)."
                 )
             raise CurvlensError(
-                f"heads= names {listing(lost)}, and no attention is called so. Attention here: "
+                f"heads= names {listing(lost)}, but no attention has this name. Use one of "
                 f"{listing(dict.fromkeys(self._met))}."
             )
 
@@ -73,16 +73,16 @@ def _count(pattern: object, number: Any) -> Count:
     good = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair)
     if not isinstance(pattern, str) or not good or pair[0] % pair[1]:
         raise CurvlensError(
-            f"heads={number!r}, expected a number of heads (6), with grouped queries those of queries and keys (6, 2), "
-            "or a dict of them by attention, {'h.0.attn': 6}."
+            f"heads={number!r}, expected a number of heads (6), for grouped queries a pair (queries, keys) such as "
+            "(6, 2), or a dict of these by attention, {'h.0.attn': 6}."
         )
     return Count(pair[0], pair[1] if isinstance(number, tuple) else None)
 
 
 def told(around: Sequence[nn.Module], near: int) -> Iterator[tuple[Count, bool]]:
-    """What the modules that hold a parameter tell, or their configurations; the nearest first.
+    """The numbers of heads in the modules around a parameter and in their configurations, the nearest first.
 
-    With each number goes whether one of the first ``near`` modules tells that of the queries.
+    Each comes with whether one of the first ``near`` modules has the number of queries.
     """
     own = set(_numbers(_tellers(around[:near]), QUERIES))
     tellers = _tellers(around)
@@ -103,16 +103,16 @@ def _tellers(around: Sequence[nn.Module]) -> list[Any]:
 
 
 def nearby(chains: Iterable[Sequence[nn.Module]]) -> int:
-    """How many modules of the first chain are the attention's own, or of Hugging Face, whose numbers are its own.
+    """The number of modules in the first chain whose head counts belong to this attention for certain.
 
-    ``chains`` are the modules around each parameter of an attention. Its own is the first that holds all of them, and
-    what lies inside. A number further out may be of something else.
+    ``chains`` are the modules around each parameter of an attention. Certain are the first module that contains all
+    parameters, the modules inside it, and modules of Hugging Face. A number further out may mean something else.
     """
     first, *others = chains
     held = [{id(module) for module in chain} for chain in others]
     own = next((i for i, module in enumerate(first) if all(id(module) in chain for chain in held)), 0)
     if isinstance(first[own], nn.Linear) or type(first[own]).__name__ == "Conv1D":
-        own += 1  # a projection by itself: the module that holds it
+        own += 1  # a single projection: take the module around it
     settings = (getattr(getattr(module, "config", None), "model_type", None) for module in first)
     certain = [i for i, kind in enumerate(settings) if isinstance(kind, str) and kind]
     return max([own, *certain]) + 1

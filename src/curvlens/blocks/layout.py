@@ -37,18 +37,18 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters, in order; of a parameter that is there in part, how to cut it out."""
+        """The parameters, in order. For a part of a parameter, the expression that cuts it out."""
         return tuple(self.shapes)
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The named blocks that lie here."""
+        """The named blocks in this layout."""
         parts = tuple(self.parts.values())
         return Blocks.of_parameters(parts) if self._map is None else self._map.within(parts)
 
     @cached_property
     def whole(self) -> Layout:
-        """The whole parameters of which this has parts; itself, if nothing is cut."""
+        """The layout of the whole parameters; itself if no parameter is cut."""
         if all(part.whole for part in self.parts.values()):
             return self
         return Layout({part.parameter: part.full for part in self.parts.values()})
@@ -63,22 +63,22 @@ class Layout:
         return f"Layout({len(self.shapes)} parameters, {self.size} numbers)"
 
     def select(self, wanted: str | Iterable[str]) -> Layout:
-        """What is named by blocks, parameters or patterns (``*``, ``?``), in the order of this layout."""
+        """The layout of the blocks, parameters or patterns (``*``, ``?``) named, in the order of this layout."""
         names = wanted if isinstance(wanted, Iterable) and not isinstance(wanted, str) else [wanted]
         return Layout(self.blocks.find(names), self.blocks)
 
     def of(self, block: Block) -> Layout:
-        """A block that lies here."""
+        """The layout of a block of this layout."""
         return Layout(block.parts, self.blocks)
 
-    # Between a layout and one that lies in it
+    # Between a layout and one inside it
 
     def extract(self, inner: Layout, vectors: Tensor) -> Tensor:
         """The entries of ``inner`` in vectors (size, …) of this layout."""
         return vectors if inner == self else extract(tuple(self.parts.values()), tuple(inner.parts.values()), vectors)
 
     def embed(self, inner: Layout, vectors: Tensor) -> Tensor:
-        """Vectors of this layout that are zero outside of ``inner``."""
+        """Extend vectors of ``inner`` by zeros to vectors of this layout."""
         return vectors if inner == self else embed(tuple(self.parts.values()), tuple(inner.parts.values()), vectors)
 
     # Vectors by name
@@ -90,9 +90,9 @@ class Layout:
     def flatten(
         self, parts: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, device: torch.device | None = None
     ) -> Tensor:
-        """One flat vector of a dict by name; every name has to be there, with the parameter's shape.
+        """One flat vector from a dict by name. It must have all names, with the shapes of the parameters.
 
-        Without a dtype it is the one that holds all entries, and without a device that of the first.
+        The default dtype is the one that all entries promote to, the default device that of the first entry.
 
         >>> Layout({"w": (2,), "b": (1,)}).flatten({"w": torch.ones(2), "b": torch.zeros(1, dtype=torch.float64)})
         tensor([1., 1., 0.], dtype=torch.float64)
@@ -100,16 +100,16 @@ class Layout:
         for name in parts:
             if name not in self.shapes:
                 raise CurvlensError(
-                    f"The dict has an entry {name!r}, which is no parameter. {nearest(name, self.shapes)}"
+                    f"The dict has an entry {name!r}, which is not a parameter. {nearest(name, self.shapes)}"
                 )
         missing = [name for name in self.shapes if name not in parts]
         if missing:
             raise CurvlensError(
-                f"The dict lacks {listing(missing)}. Give every parameter (zeros where nothing is meant), or apply the "
-                "block of those you have: H[names]."
+                f"The dict lacks {listing(missing)}. Give all parameters (zeros for those that do not matter), or use "
+                "the block of those you have: H[names]."
             )
         given = [torch.as_tensor(parts[name]) for name in self.shapes]
-        if dtype is None:  # of whole numbers, the default
+        if dtype is None:  # integers get torch's default dtype
             floating = [part.dtype for part in given if part.is_floating_point()]
             dtype = reduce(torch.promote_types, floating) if floating else torch.get_default_dtype()
         device = device or (given[0].device if given else None)
@@ -117,6 +117,8 @@ class Layout:
         for name, shape in self.shapes.items():
             part = torch.as_tensor(parts[name])
             if tuple(part.shape) != shape:
-                raise CurvlensError(f"{name!r} has shape {tuple(part.shape)} in the dict, the parameter has {shape}.")
+                raise CurvlensError(
+                    f"{name!r} has shape {tuple(part.shape)} in the dict, expected the shape of the parameter, {shape}."
+                )
             flat[self.slices[name]] = part.detach().reshape(-1).to(flat)
         return flat

@@ -1,4 +1,4 @@
-"""The map of a model: which parts of its parameters go by which name."""
+"""The map of a model: the named blocks and the parts of parameters they stand for."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing, nea
 
 By = Literal["block", "head", "layer", "role", "parameter"]
 NAMED: tuple[By, ...] = ("head", "layer", "role")
-"""Granularities that need the names of a family."""
+"""Values of ``by=`` that need the names of a family."""
 
 ATTENTION = re.compile(r"(?:^|\.)(?:attn|cross)\.(?:q|k|v|o|qkv|kv)$|(?i:attn|attention)\.\w+\.weight$")
-"""Weights of attention: roles that were not divided by heads, and parameters without a name."""
+"""Names of attention weights: blocks of a role, and parameters without a block name."""
 
 
 def _unknown_heads(names: Iterable[str]) -> str:
     return (
-        f"how many heads {listing(names)} have is not known. Say it: Problem(..., heads=6), or by attention "
-        "heads={'h.0.attn': 6}; with grouped queries those of queries and keys, heads=(6, 2). `curvlens blocks` has "
+        f"the number of heads of {listing(names)} is not known. Give it: Problem(..., heads=6), by attention "
+        "heads={'h.0.attn': 6}, or for grouped queries (queries, keys) heads=(6, 2). For `curvlens blocks` add "
         "--heads 6."
     )
 
 
 class Blocks(Mapping[str, Block]):
-    """Blocks by name, disjoint and covering all parameters. Print it, or `table` it, to see the map.
+    """Blocks by name. They are disjoint and cover all parameters. Print it to see the map.
 
     >>> blocks = Blocks.of_parameters([Part("w", (2, 3)), Part("b", (2,))])
     >>> {name: tuple(x.shape) for name, x in blocks.split(torch.arange(8.0)).items()}
@@ -56,19 +56,19 @@ class Blocks(Mapping[str, Block]):
     ) -> None:
         self._blocks = {block.name: block for block in blocks}
         self.order = tuple(order)
-        """What the blocks cover, in the order of a flat vector."""
+        """The parts that the blocks cover, in the order of a flat vector."""
         self.family = family
-        """The architecture by which the names were given; None if it is not known."""
+        """The architecture family that gave the names; None if it is not known."""
         self.tied = dict(tied or {})
-        """Further names of tied parameters, and the one they go by."""
+        """Maps the other names of tied parameters to their first name."""
         self.unmapped = tuple(unmapped)
-        """Parameters that the family does not name: each is a block by itself."""
+        """Parameters that the family does not name. Each is a separate block."""
         self._base = self if base is None else base
-        """The model's own map, of which these are groups: layers, roles, heads and all their names are those there."""
+        """The model's own map, from which groups are made. Layers, roles and heads are always looked up in it."""
 
     @classmethod
     def of_parameters(cls, parts: Iterable[Part]) -> Blocks:
-        """One block a parameter."""
+        """One block for each parameter."""
         parts = tuple(parts)
         return cls([Block(part.key, (part,)) for part in parts], parts)
 
@@ -77,7 +77,7 @@ class Blocks(Mapping[str, Block]):
     def __getitem__(self, name: str) -> Block:
         block = self._called(name)
         if block is None:
-            raise KeyError(f"No block is called {name!r}. {nearest(name, self._names())}")
+            raise KeyError(f"No block has the name {name!r}. {nearest(name, self._names())}")
         return block
 
     def __iter__(self) -> Iterator[str]:
@@ -91,19 +91,19 @@ class Blocks(Mapping[str, Block]):
 
     @property
     def size(self) -> int:
-        """How many numbers all blocks have together."""
+        """The number of entries of all blocks together."""
         return sum(part.size for part in self.order)
 
     # Other granularities
 
     def by(self, what: By) -> Blocks:
-        """The same numbers by layer, role, parameter or head (experts count as heads)."""
+        """The same entries by layer, role, parameter or head (experts count as heads)."""
         if what not in get_args(By):
             raise CurvlensError(f"by={what!r}, expected one of {listing(get_args(By))}.")
         if what in NAMED and self.family is None:
             warnings.warn(
-                f"by={what!r}: the architecture is not known, so there is one row a parameter. Name groups of your own "
-                "with Problem(..., blocks={'name': 'pattern'}) and use by='block', or give a Family of rules.",
+                f"by={what!r}: the architecture is not known, so there is one row for each parameter. Name your own "
+                "groups with Problem(..., blocks={'name': 'pattern'}) and use by='block', or give a Family of rules.",
                 CurvlensWarning,
                 stacklevel=3,
             )
@@ -113,22 +113,22 @@ class Blocks(Mapping[str, Block]):
 
     @property
     def headless(self) -> list[str]:
-        """Blocks that have heads of which nobody told how many."""
+        """Blocks with heads whose number is not known."""
         return [block.name for block in self._base._blocks.values() if block.heads_unknown]
 
     @property
     def doubtful(self) -> list[str]:
-        """Blocks whose number of heads a module far off tells: a forward pass is to be asked."""
+        """Blocks whose number of heads comes from a module outside of the attention. A forward pass can confirm it."""
         return [block.name for block in self._base._blocks.values() if block.heads_doubtful]
 
     def _require_heads(self) -> None:
-        """Heads that are asked for are there; what cannot be divided by them is an error, or said."""
+        """Raise an error for heads whose number is not known; warn of attention weights that cannot be divided."""
         if self.headless:
             raise CurvlensError(f"by='head': {_unknown_heads(self.headless)}")
         whole = [b.name for b in self._base._blocks.values() if not b.heads and ATTENTION.search(b.name)]
         if whole and self.family is not None:
             warnings.warn(
-                f"by='head': {listing(whole)} cannot be divided by heads, and is a row by itself.",
+                f"by='head': {listing(whole)} cannot be divided by heads; each is one row.",
                 CurvlensWarning,
                 stacklevel=4,
             )
@@ -143,14 +143,14 @@ class Blocks(Mapping[str, Block]):
         return Blocks(blocks, self.order, family=self.family, tied=self.tied, unmapped=self.unmapped)
 
     def maps(self) -> dict[str, dict[str, list[str]]]:
-        """By head, layer and role what `to_dict` says by block; nothing where the architecture is not known."""
+        """`to_dict` by head, layer and role; empty if the architecture is not known."""
         if self.family is None:
             return {}
         known = [what for what in NAMED if what != "head" or not self.headless]
         return {what: self._base._by(what).to_dict() for what in known}
 
     def _parameter(self, part: Part) -> Block:
-        """A parameter as a block, with the order of axes that its blocks know."""
+        """A parameter as a block, with the axis order of its blocks."""
         known = (own for block in self._blocks.values() for own in block.parts if own.key == part.key)
         aliases = tuple(alias for alias, name in self.tied.items() if name == part.parameter)
         return Block(part.key, (next(known, part),), aliases)
@@ -167,7 +167,7 @@ class Blocks(Mapping[str, Block]):
         ]
 
     def within(self, parts: Sequence[Part]) -> Blocks:
-        """What of the blocks lies in some parts."""
+        """The intersection of the blocks with some parts."""
         if [part.key for part in parts] == [part.key for part in self.order]:
             return self
         blocks = [inside for block in self._blocks.values() if (inside := block.within(parts)) is not None]
@@ -182,15 +182,15 @@ class Blocks(Mapping[str, Block]):
         )
 
     def only(self, names: Iterable[str]) -> Blocks:
-        """Some of the blocks, by their names."""
+        """The blocks with these names."""
         chosen = [self._blocks[name] for name in names]
         order = self._sorted(part for block in chosen for part in block.parts)
         return Blocks(chosen, order, family=self.family, tied=self.tied, unmapped=self.unmapped)
 
     def grouped(self, patterns: Mapping[str, str | Iterable[str]]) -> Blocks:
-        """The user's own blocks, each a name with block names, parameter names or patterns; the rest stays as it is.
+        """Group blocks under the user's own names: ``{name: block names, parameter names or patterns}``.
 
-        They are the blocks of ``by="block"``. Layers, roles, heads and their names stay those of the model.
+        Groups are the blocks of ``by="block"``. Blocks outside of the groups, layers, roles and heads do not change.
         """
         own = groups(patterns, self.find)
         taken = [part for block in own for part in block.parts]
@@ -199,8 +199,8 @@ class Blocks(Mapping[str, Block]):
             meant = self._base._exact(block.name)
             if meant is not None and {part.key for part in meant} != {part.key for part in block.parts}:
                 raise CurvlensError(
-                    f"{block.name!r} would be the name of two blocks: your own, and one of the model's with other "
-                    "numbers. Choose another name."
+                    f"{block.name!r} would be the name of two blocks: your own, and a block of the model with other "
+                    "parameters. Choose another name."
                 )
         return Blocks(
             [*own, *rest], self.order, family=self.family, tied=self.tied, unmapped=self.unmapped, base=self._base
@@ -219,18 +219,20 @@ class Blocks(Mapping[str, Block]):
         return list(dict.fromkeys([*self._blocks, *base, *(alias for b in base.values() for alias in b.aliases)]))
 
     def find(self, wanted: Iterable[str]) -> list[Part]:
-        """The parts that names or patterns stand for, each once, in the order of a flat vector."""
+        """The parts with these names or patterns, each once, in the order of a flat vector."""
         found: list[Part] = []
         for item in wanted:
             if not isinstance(item, str):
-                raise CurvlensError(f"A block is asked for by its name, a text; got {a_kind(item)}.")
+                raise CurvlensError(
+                    f"The name of a block is a text; got {a_kind(item)}. Use a name such as H['h.0.attn.q']."
+                )
             found += self._one(item)
         if not found:
-            raise CurvlensError(f"No block was named. Known blocks: {listing(self)}.")
+            raise CurvlensError(f"No block was named. Name at least one of the blocks {listing(self)}.")
         return self._sorted(found)
 
     def _one(self, name: str) -> Sequence[Part]:
-        """What one name or pattern stands for."""
+        """The parts for one name or pattern."""
         exact = self._exact(name)
         if exact is not None:
             return exact
@@ -239,7 +241,7 @@ class Blocks(Mapping[str, Block]):
         hits += [part for part in self.order if fnmatchcase(part.parameter, name)]
         heads = self._base._by("head").values()
         hits = hits or [part for head in heads if fnmatchcase(head.name, name) for part in head.parts]
-        if not hits:  # what all names that go on from it stand for: "h.0.attn" is "h.0.attn.*"
+        if not hits:  # all names that begin with it: "h.0.attn" means "h.0.attn.*"
             start = f"{name}."
             hits = [part for block in blocks if block.name.startswith(start) for part in block.parts]
             hits += [part for part in self.order if part.parameter.startswith(start)]
@@ -248,7 +250,7 @@ class Blocks(Mapping[str, Block]):
         return hits
 
     def _exact(self, name: str) -> Sequence[Part] | None:
-        """A block, a parameter, a head, a layer or a role; None if nothing is called so."""
+        """The parts of a block, parameter, head, layer or role with this name; None if there is none."""
         block = self._called(name)
         if block is not None:
             return block.parts
@@ -260,25 +262,25 @@ class Blocks(Mapping[str, Block]):
         return next((block.parts for block in found if block is not None), None)
 
     def _unknown(self, name: str) -> str:
-        """What to say of a name that stands for nothing."""
+        """The error message for an unknown name."""
         headless = [block for block in self.headless if any(fnmatchcase(f"{block}.{i}", name) for i in range(10))]
         block, _, number = name.rpartition(".")
         if headless or (block in self.headless and number.isdigit()):
-            return f"{name!r} is a head, and {_unknown_heads(headless or [block])}"
+            return f"{name!r} is a head, but {_unknown_heads(headless or [block])}"
         parameters = [part.key for part in self.order]
         known = list(dict.fromkeys([*self._names(), *self._base._by("head"), *parameters]))
         patterns = [f"*.{name}.*", f"*.{name}"]
         for names, pattern in product((self._names(), known), patterns):
             if any(fnmatchcase(other, pattern) for other in names):
                 return (
-                    f"No block or parameter is called {name!r}, but it is a part of some names. For all of them: "
+                    f"No block or parameter is called {name!r}, but some names contain it. To select all of them, use "
                     f"{pattern!r}."
                 )
         near = nearest(name, known)
-        near = f"{near} " if near.startswith("Did") else ""  # else it lists the blocks, which follow anyway
+        near = f"{near} " if near.startswith("Did") else ""  # otherwise it lists the blocks, as the next sentence does
         return (
-            f"No block or parameter is called {name!r} here (one that is frozen or was not chosen has no rows). "
-            f"{near}Blocks: {listing(self)}; print(problem.blocks) shows all."
+            f"No block or parameter is called {name!r} here (frozen parameters, and those not in params=, have no "
+            f"rows). {near}Blocks: {listing(self)}; print(problem.blocks) shows all."
         )
 
     def _sorted(self, parts: Iterable[Part]) -> list[Part]:
@@ -291,22 +293,26 @@ class Blocks(Mapping[str, Block]):
     # Vectors
 
     def split(self, v: Tensor) -> dict[str, Tensor]:
-        """A flat vector over all blocks, or columns of them, as one flat vector for each block."""
+        """Split a flat vector over all blocks, or a matrix of columns, into one for each block."""
         if v.shape[0] != self.size:
-            raise CurvlensError(f"The blocks have {self.size} numbers together, got shape {tuple(v.shape)}.")
+            raise CurvlensError(
+                f"The blocks have {self.size} numbers together. Expected a vector of that length, got shape "
+                f"{tuple(v.shape)}."
+            )
         return {name: extract(self.order, block.parts, v) for name, block in self._blocks.items()}
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The flat vector of its blocks; those that are missing are zero."""
+        """Join the vectors of blocks to one flat vector. Missing blocks are zero."""
         unknown = [name for name in parts if name not in self._blocks]
         if unknown or not parts:
-            raise CurvlensError(f"{listing(unknown) or 'Nothing'} is no block here. Blocks: {listing(self)}.")
+            given = f"the unknown names {listing(unknown)}" if unknown else "no block"
+            raise CurvlensError(f"join was given {given}. Expected names among {listing(self)}.")
         return torch.stack([embed(self.order, self._blocks[name].parts, x) for name, x in parts.items()]).sum(0)
 
     # For people
 
     def table(self) -> str:
-        """The map as text: every block with its numbers, heads and parameters."""
+        """The map as text: each block with its size, heads and parameters."""
         return "\n".join([repr(self), *lines(self._blocks.values())])
 
     def __repr__(self) -> str:
@@ -317,5 +323,5 @@ class Blocks(Mapping[str, Block]):
         return self.table()
 
     def to_dict(self) -> dict[str, list[str]]:
-        """By name, how to cut each block out of the parameters."""
+        """By name, the expressions that cut the block out of the parameters."""
         return {name: [part.key for part in block.parts] for name, block in self._blocks.items()}

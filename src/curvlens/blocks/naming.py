@@ -1,4 +1,4 @@
-"""From a model to its map: every parameter gets its block, by the family that explains most of the model."""
+"""Makes the map of a model: each parameter gets its block by the rules of the family that names most of the model."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def map_blocks(
 ) -> Blocks:
     """The named blocks of a model, or of some of its parameters.
 
-    ``own`` is a family of the user's: it is used, however little of the model it names. ``heads`` says how many heads
-    there are, where modules do not tell it; ``splits`` are views seen in a pass.
+    ``own`` is a family of the user, which is used even if it names little of the model. ``heads`` gives the number of
+    heads, ``splits`` the views seen in a forward pass.
 
     >>> from curvlens.models import GPT, GPTConfig
     >>> list(map_blocks(GPT(GPTConfig(vocab=5, context=4, n_layer=1))))[2:8]
@@ -49,7 +49,7 @@ def map_blocks(
         whole = _mapped(model, shapes, families, Said(heads), splits)
     if names is None:
         return whole
-    # The family is that of the whole model, whichever of its parameters are asked for.
+    # The whole model decides its family, so that the names do not depend on the selected parameters.
     return whole.within([Part(name, shapes[name]) for name in names])
 
 
@@ -75,7 +75,7 @@ def _mapped(
 def _by_own_rules(
     model: nn.Module, shapes: Mapping[str, tuple[int, ...]], family: Family, said: Said, splits: Seen | None
 ) -> Blocks:
-    """By the rules of a user, which have to fit what they name."""
+    """The map by the rules of a user. They must fit each parameter that they name."""
     plan = _Plan(family, shapes, own=True)
     plan.find_heads(model, said, splits)
     placed = {entry.parameter for entry in plan.entries} | plan.headless
@@ -84,8 +84,8 @@ def _by_own_rules(
         if found is not None and name not in placed and not entries_of(model, family, name, shapes[name]):
             raise CurvlensError(
                 f"A rule of the family {family.name!r} does not fit: {found.rule.parameter!r} has the axes "
-                f"{found.rule.axes!r}, and {name!r} the shape {shapes[name]}{_storage(model, name)}. Expected a word, "
-                "or a bracket of words whose sizes multiply to it, for each axis; mend the axes of the rule."
+                f"{found.rule.axes!r}, but {name!r} has the shape {shapes[name]}{_storage(model, name)}. Change the "
+                "axes of the rule: one word for each axis, or words in brackets whose sizes multiply to its length."
             )
     if not plan.entries:
         rules = list(dict.fromkeys(rule.parameter for rule in family.rules))
@@ -93,13 +93,13 @@ def _by_own_rules(
         raise CurvlensError(
             f"No rule of the family {family.name!r} names a parameter of {type(model).__name__}. Rules: "
             f"{listing(rules)}. Parameters: {listing(shapes)}. {near if near.startswith('Did') else ''}".rstrip()
-            + " A rule is the end of a parameter's name, with {i} for the number of the layer."
+            + " Write a rule as the end of a parameter's name, with {i} for the number of the layer."
         )
     return plan.blocks(model, _tied(model, shapes))
 
 
 def _storage(model: nn.Module, name: str) -> str:
-    """How the owner of a weight stores it, where a rule could have it the other way round."""
+    """For the message: the storage order of a weight, which a rule may have transposed."""
     owner = modules_around(model, name)[0]
     linear = isinstance(owner, nn.Linear)
     known = name.endswith("weight") and (linear or type(owner).__name__ == "Conv1D")
@@ -107,7 +107,7 @@ def _storage(model: nn.Module, name: str) -> str:
 
 
 def _tied(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Further names of parameters, and the first one, by which they go."""
+    """Maps the other names of tied parameters to their first name."""
     first: dict[int, str] = {}
     tied = {}
     for name, p in model.named_parameters(remove_duplicate=False):
@@ -119,21 +119,21 @@ def _tied(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 @dataclass
 class _Plan:
-    """What a family makes of a model."""
+    """The assignment of parameters to blocks by one family."""
 
     family: Family
     shapes: Mapping[str, tuple[int, ...]]
     entries: list[Entry] = field(default_factory=list)
     headless: set[str] = field(default_factory=set)
-    """Parameters whose heads are not known, though they have some."""
+    """Parameters with heads whose number is not known."""
     doubtful: set[str] = field(default_factory=set)
-    """Parameters whose heads a module far off tells."""
+    """Parameters whose number of heads comes from a module outside of the attention."""
     own: bool = False
-    """Whether the family is the user's, whose rules are taken as they are."""
+    """Whether the family is the user's. Its rules are then used unchanged."""
 
     @classmethod
     def make(cls, model: nn.Module, family: Family, shapes: Mapping[str, tuple[int, ...]]) -> _Plan:
-        """Go through all parameters."""
+        """Assign all parameters."""
         plan = cls(family, shapes)
         for name, shape in shapes.items():
             plan.entries += entries_of(model, family, name, shape)
@@ -141,7 +141,7 @@ class _Plan:
         return plan
 
     def find_heads(self, model: nn.Module, said: Said, splits: Seen | None) -> None:
-        """Give every attention its heads, from the start: names that were told apart depend on what has a name."""
+        """Give each attention its heads. Entries are made anew, since prefixes depend on what has a name."""
         found = [entry for name, shape in self.shapes.items() for entry in entries_of(model, self.family, name, shape)]
         done = completed(found, attentions(model, self.family, self.shapes), said, splits)
         position = {name: i for i, name in enumerate(self.shapes)}
@@ -150,7 +150,7 @@ class _Plan:
         self._settle()
 
     def _settle(self) -> None:
-        # A bias goes with its weight: if the rules do not fit the one, the other is no role of theirs.
+        # If the rules do not fit a weight, its bias gets no block name either.
         named = {entry.parameter for entry in self.entries}
         weights = {name: f"{name[: -len('bias')]}weight" for name in named if name.endswith(".bias")}
         alone = {name for name, weight in weights.items() if weight in self.shapes and weight not in named}
@@ -160,13 +160,13 @@ class _Plan:
 
     @property
     def explained(self) -> int:
-        """How many numbers the family has names for; embeddings and heads alone make no family."""
+        """The number of entries that the family names; 0 if it names only embeddings and output heads."""
         if not any(INSIDE.search(entry.block) for entry in self.entries):
             return 0
         return sum(prod(self.shapes[name]) for name in {entry.parameter for entry in self.entries})
 
     def _tell_apart(self) -> None:
-        """Two towers with the same names inside keep what stands before them; what is still double loses its name."""
+        """Add prefixes to the names of two towers with the same names. Names that are still double are removed."""
         for longer in (True, False):
             seen: dict[tuple[str, str, str], set[str]] = {}
             for entry in self.entries:
@@ -186,7 +186,7 @@ class _Plan:
         self._one_stack()
 
     def _one_stack(self) -> None:
-        """``enc`` and ``dec`` are for models that have both."""
+        """Rename ``enc`` or ``dec`` to ``h`` in models that have only one of them."""
         stacks = {entry.block.partition(".")[0] for entry in self.entries} & {"enc", "dec"}
         if len(stacks) != 1:
             return
@@ -224,9 +224,9 @@ class _Plan:
         return Blocks(blocks, order, family=self.family.name, tied=tied, unmapped=unmapped)
 
     def _known_as(self, tied: Mapping[str, str]) -> Iterator[tuple[str, str, Found]]:
-        """(first name, other name's block, rule) of every tied parameter that has a place under its other name too."""
+        """(first name, block of the other name, rule) of each tied parameter whose other name matches a rule."""
         home = {entry.parameter: entry for entry in self.entries}
-        # What stands before the names of a tower is said for all of it.
+        # A tower has its prefix in all of its names.
         told = {e.prefix for e in self.entries if e.prefix and e.block.startswith(f"{e.prefix}.")}
         for alias, name in tied.items():
             found = next(self.family.find(WRAPPERS.sub("", alias).lstrip(".")), None)
@@ -236,7 +236,7 @@ class _Plan:
                 yield name, before + found.block, found
 
     def _aliases(self, tied: Mapping[str, str]) -> dict[str, list[str]]:
-        """What blocks would be called by the other names of their parameters, if all of these are tied."""
+        """Other names of blocks whose parameters are all tied: the block names of their other parameter names."""
         home: dict[str, set[str]] = {}
         for entry in self.entries:
             home.setdefault(entry.block, set()).add(entry.parameter)
@@ -252,7 +252,7 @@ class _Plan:
         return aliases
 
     def _elsewhere(self, tied: Mapping[str, str]) -> set[str]:
-        """Blocks of which a part is tied to another block, or made of other parameters: the rest has a longer name."""
+        """Blocks with a part that is tied to another block or computed from other parameters. The rest is renamed."""
         blocks = {entry.block for entry in self.entries}
         gone = set()
         for name, block, found in self._known_as(tied):
@@ -281,6 +281,6 @@ def _block(name: str, entries: Sequence[Entry], aliases: tuple[str, ...]) -> Blo
 
 
 def _left_over(name: str, entries: Sequence[Entry]) -> str:
-    """What of a block has no head, or is not tied: nearly always its bias."""
+    """The name for the rest of a block that has no head or is not tied. It is almost always the bias."""
     bias = all(re.search(r"(?:bias|\bb_\w+)$", entry.parameter) for entry in entries)
     return f"{name}.{'bias' if bias else 'rest'}"

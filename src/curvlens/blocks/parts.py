@@ -1,4 +1,4 @@
-"""A part of a parameter: all of it, or a regular region such as the queries of one head in a fused tensor."""
+"""A part of a parameter: the whole, or a regular region such as the queries of one head in a fused tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import prod
 from torch import Tensor
 
 Range = None | int | tuple[int, int]
-"""What is taken along an axis: everything, one index, or from one index to before another."""
+"""The indices along an axis: all (None), one, or a range (start, stop)."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Part:
     view: tuple[int, ...] = ()
     index: tuple[Range, ...] = ()
     order: tuple[int, ...] | None = field(default=None, compare=False)
-    """The axes of what is taken, input axes first: the row-vec convention of X W. None leaves them as they are."""
+    """The order of the axes with inputs first, as in X W. None keeps the storage order."""
 
     @cached_property
     def whole(self) -> bool:
@@ -36,7 +36,7 @@ class Part:
 
     @cached_property
     def key(self) -> str:
-        """A name for this part that says how to cut it out."""
+        """The name of this part: the expression that cuts it out."""
         if self.whole:
             return self.parameter
         text = [":" if i is None else str(i) if isinstance(i, int) else f"{i[0]}:{i[1]}" for i in self.index]
@@ -44,7 +44,7 @@ class Part:
 
     @cached_property
     def box(self) -> tuple[tuple[int, int], ...]:
-        """What is taken along every axis of the view, from … to before …."""
+        """The range (start, stop) along each axis of the view."""
         index = (*self.index, *(None,) * (len(self.view) - len(self.index)))
         return tuple(
             (0, n) if i is None else (i, i + 1) if isinstance(i, int) else i
@@ -53,7 +53,7 @@ class Part:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what is taken."""
+        """The shape of this part."""
         if self.whole:
             return self.full
         kept = [not isinstance(i, int) for i in self.index] + [True] * (len(self.view) - len(self.index))
@@ -61,11 +61,11 @@ class Part:
 
     @cached_property
     def size(self) -> int:
-        """How many numbers it has."""
+        """The number of entries."""
         return prod(self.shape)
 
     def take(self, flat: Tensor) -> Tensor:
-        """The part of a flat parameter, or of each column of a matrix of flat ones: a view of it."""
+        """This part of a flat parameter, or of each column of a matrix; a view."""
         extra = flat.shape[1:]
         if self.whole:
             return flat.view(*self.full, *extra)
@@ -73,7 +73,7 @@ class Part:
         return flat.view(*self.view, *extra)[index]
 
     def spread(self, values: Tensor) -> Tensor:
-        """A flat parameter that is zero outside of this part; ``values`` is flat, or has columns."""
+        """A flat parameter with ``values`` in this part and zeros elsewhere; ``values`` is flat, or has columns."""
         if self.whole:
             return values
         flat = values.new_zeros(prod(self.full), *values.shape[1:])
@@ -94,7 +94,7 @@ class Part:
         return tuple(range(len(self._viewed()))) if self.order is None else self.order
 
     def _viewed(self) -> tuple[int, ...]:
-        """The shape whose axes `order` counts: that of the view, also where the whole is taken."""
+        """The shape whose axes `order` refers to: that of the view, also for a whole parameter."""
         return self.view if self.whole and self.view else self.shape
 
     def in_math(self) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class Part:
 
 
 def _permuted(values: Tensor, shape: tuple[int, ...], axes: tuple[int, ...]) -> Tensor:
-    """Flat values (with columns, perhaps) with the axes of ``shape`` in another order."""
+    """Permute the axes of flat values of shape ``shape``, with or without columns."""
     extra = values.shape[1:]
     tail = tuple(range(len(shape), len(shape) + len(extra)))
     return values.reshape(*shape, *extra).permute(*axes, *tail).reshape(values.shape)
@@ -114,7 +114,7 @@ _KEY = re.compile(r"(?P<name>.*)\.view\((?P<view>[\d, ]+)\)\[(?P<index>[\d:, ]+)
 
 
 def parse(key: str, shape: tuple[int, ...]) -> Part:
-    """The part that has this key; ``shape`` is that of the parameter, or of the part itself where it is not whole.
+    """The part with this key; ``shape`` is the shape of the parameter, or of the part itself if it is not whole.
 
     >>> parse("w.view(4, 3, 2)[:, 1]", (4, 2)).shape
     (4, 2)

@@ -1,4 +1,4 @@
-"""Heads seen in a forward pass: the views that cut what queries, keys and values are into (heads, width)."""
+"""Finds heads in a forward pass: the views that cut queries, keys and values into (heads, width)."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from curvlens.blocks.heads import Count
 
 @dataclass
 class View:
-    """A view of what a module returned."""
+    """A view of the output of a module that cuts its last axis."""
 
     length: int
-    """Of the axis that was cut."""
+    """The length of the axis that was cut."""
     cut: tuple[int, ...]
-    """What it was cut into."""
+    """The axes it was cut into."""
     strides: tuple[int, ...]
-    """How far apart in memory the numbers along each of these axes are: an axis is known by it when it moves."""
+    """The strides of these axes. They identify an axis after a transposition."""
     moved: tuple[int, ...] | None = None
-    """All strides in the order into which axes were brought later; None if they were left in their places."""
+    """All strides after a later transposition; None if there was none."""
 
     def comes_first(self, axis: int) -> bool | None:
-        """Whether an axis of the cut was brought before the last one, as heads are; None if that was not seen."""
+        """Whether a transposition brings an axis of the cut before the last one, as for heads. None if unknown."""
         if self.moved is None or self.strides[axis] not in self.moved or self.strides[-1] not in self.moved:
             return None
         return self.moved.index(self.strides[axis]) < self.moved.index(self.strides[-1])
 
 
 Seen = Mapping[str, list[View]]
-"""By parameter, the views of what its module returned."""
+"""By parameter, the views of the output of its module."""
 
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _MOVES = (torch.ops.aten.permute.default, torch.ops.aten.transpose.int)
 
 
 class _Splits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers how the outputs of some modules are viewed: all views of a tensor share its storage."""
+    """Records the views of the outputs of some modules. All views of a tensor share its storage."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._of: dict[int, str] = {}
         self._held: list[Tensor] = []
-        """Outputs are kept to the end of the pass: freed storage would be used again under the same address."""
+        """Keeps outputs alive to the end of the pass: a freed storage could be reused at the same address."""
         self.found: dict[str, list[View]] = {}
 
     def follow(self, name: str, output: Any) -> None:
-        """Look at what becomes of an output."""
+        """Record the views of an output."""
         if isinstance(output, Tensor):
             self._of[output.untyped_storage()._cdata] = name
             self._held.append(output)
@@ -75,7 +75,7 @@ class _Splits(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _cut(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...] | None:
-    """What the last axis was cut into; None if it was not."""
+    """The axes that the last axis was cut into; None if it was not cut."""
     for k in range(2, len(after)):
         if prod(after[-k:]) == before[-1] and prod(after[:-k]) == prod(before[:-1]):
             return after[-k:]
@@ -83,7 +83,7 @@ def _cut(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...] | N
 
 
 def watch(model: nn.Module, parameters: Iterable[str], run: Callable[[], object]) -> Seen:
-    """Run a forward pass, and see how the outputs of the modules that own some parameters are viewed in it."""
+    """Run a forward pass, and record the views of the outputs of the modules that own some parameters."""
     splits = _Splits()
     owners = {name: modules_around(model, name)[0] for name in parameters}
 
@@ -101,10 +101,10 @@ def watch(model: nn.Module, parameters: Iterable[str], run: Callable[[], object]
 
 
 def seen(splits: Seen, members: Mapping[str, tuple[int, bool]], outputs: int | None) -> Count | None:
-    """The heads that all views agree on; None if they show none, or not which axis is that of the heads.
+    """The number of heads that all views agree on. None if they show none, or if the axis of heads is unclear.
 
     ``members`` are the parameters of an attention, each with the length of its axis of heads and whether roles
-    alternate along it; ``outputs`` is that length for the output projection, the same as for the queries.
+    alternate along it. ``outputs`` is that length for the output projection, which equals that of the queries.
     """
     pairs: dict[int, set[int]] = {}  # by length, into how many heads it was cut
     order = set()
@@ -113,7 +113,7 @@ def seen(splits: Seen, members: Mapping[str, tuple[int, bool]], outputs: int | N
         order.add(view.comes_first(axis))
     if True not in order or False in order:
         return None
-    # With one token, a view of (tokens, length) looks like one head.
+    # With one token, a view as (tokens, length) looks like one head.
     heads = {length: counts - {1} or counts for length, counts in pairs.items()}
     queries = heads.pop(outputs if outputs in heads else max(heads, default=0), set())
     if len(queries) != 1 or any(len(counts) != 1 for counts in heads.values()):
@@ -123,14 +123,14 @@ def seen(splits: Seen, members: Mapping[str, tuple[int, bool]], outputs: int | N
 
 
 def alternate(splits: Seen, members: Mapping[str, tuple[int, bool]], outputs: int | None) -> bool:
-    """Whether a pass shows heads along the last axis: number after number belongs to the next head."""
+    """Whether a pass shows heads along the last axis, so that neighbouring entries belong to different heads."""
     return any(view.comes_first(axis) is False for _, view, axis in _read(splits, members, outputs))
 
 
 def _read(
     splits: Seen, members: Mapping[str, tuple[int, bool]], outputs: int | None
 ) -> Iterator[tuple[int, View, int]]:
-    """The views into heads: the length of one role, the view, and which axis of its cut would be that of the heads."""
+    """The views into heads: the length of one role, the view, and the axis of its cut that may be the heads."""
     for name, (size, interleaved) in members.items():
         for view in splits.get(name, ()):
             length, cut = view.length, view.cut

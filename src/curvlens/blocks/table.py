@@ -9,7 +9,7 @@ from curvlens.errors import printable
 
 
 def lines(blocks: Iterable[Block]) -> list[str]:
-    """A heading, and a line for every block: its names, numbers, heads and parts."""
+    """A heading, and a line for each block: its names, size, heads and parts."""
     rows = [("block", "numbers", "heads", "is")]
     for block in blocks:
         name = printable(" = ".join((block.name, *block.aliases)))

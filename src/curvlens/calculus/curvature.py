@@ -24,37 +24,37 @@ class Root:
         return self.R @ self.R.mT
 
 
-Curvature = float | Tensor | Root
+OutputCurvature = float | Tensor | Root
 """A number c stands for c·I."""
 
 
-def flat(curvature: Curvature) -> Curvature:
+def flat(curvature: OutputCurvature) -> OutputCurvature:
     """(B, L, …) as (B·L, …)."""
     if isinstance(curvature, Root):
         return Root(curvature.R.flatten(0, 1))
     return curvature.flatten(0, 1) if isinstance(curvature, Tensor) else curvature
 
 
-def copied(curvature: Curvature) -> Curvature:
+def copied(curvature: OutputCurvature) -> OutputCurvature:
     """The same with a tensor of its own."""
     if isinstance(curvature, Root):
         return Root(curvature.R.clone())
     return curvature.clone() if isinstance(curvature, Tensor) else curvature
 
 
-def is_zero(curvature: Curvature) -> bool:
+def is_zero(curvature: OutputCurvature) -> bool:
     """Whether it is the number 0."""
     return isinstance(curvature, float) and curvature == 0
 
 
-def rows(curvature: Curvature, keep: Tensor) -> Curvature:
+def rows(curvature: OutputCurvature, keep: Tensor) -> OutputCurvature:
     """That of some of the positions, (B, L, …)."""
     if isinstance(curvature, Root):
         return Root(curvature.R[:, keep])
     return curvature[:, keep] if isinstance(curvature, Tensor) else curvature
 
 
-def counts(curvature: Curvature) -> bool | Tensor:
+def counts(curvature: OutputCurvature) -> bool | Tensor:
     """Where it is not zero, (B, L)."""
     if isinstance(curvature, float):
         return curvature != 0
@@ -63,7 +63,7 @@ def counts(curvature: Curvature) -> bool | Tensor:
     return (tokens.amax(-1) != 0) | (tokens.amin(-1) != 0)
 
 
-def plus(first: Curvature, second: Curvature) -> Curvature:
+def plus(first: OutputCurvature, second: OutputCurvature) -> OutputCurvature:
     """The sum."""
     if is_zero(first) or is_zero(second):
         return second if is_zero(first) else first
@@ -75,7 +75,7 @@ def plus(first: Curvature, second: Curvature) -> Curvature:
     return tensor + number * torch.eye(tensor.shape[-1], dtype=tensor.dtype, device=tensor.device)
 
 
-def applied(curvature: Curvature, directions: Tensor) -> Tensor | None:
+def applied(curvature: OutputCurvature, directions: Tensor) -> Tensor | None:
     """S_i ḟ_i for directions (…, B, L, d_V), or of (B·L, d_V); None if it is zero."""
     if isinstance(curvature, float):
         return curvature * directions if curvature else None

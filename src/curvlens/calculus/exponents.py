@@ -1,6 +1,7 @@
 """How the blocks of the attention Hessian grow: what theory says, and what a measured curve says.
 
-Theory (Equation 5, Section 4.1; `docs/math.md`, "Growth rates"): a block is a product of so many tokens, weights and
+Theory (Equation 5, Section 4.1; `docs/explanation/math.md`, "Growth rates"): a block is a product of so many tokens,
+weights and
 moments. In the size σ of the tokens it is a power law for small σ; beyond σ ≈ 1 attention saturates and the law no
 longer holds. So a measured curve is fitted where it is one: `fit` looks for the widest window in which the local
 slopes agree.

@@ -2,7 +2,7 @@
 
 Tokens are rows: y = h W_down + b, with h = φ(x W_up + b) or, gated, h = φ(x W_gate + b) ∘ (x W_up + b'). Both are one
 formula: h depends on inner sums z_i = x W_i + b_i by its first derivatives h_i and its second derivatives h_ij, entry
-by entry (`docs/math.md`, "Feed-forward"). With q = W_down g,
+by entry (`docs/explanation/math.md`, "Feed-forward"). With q = W_down g,
 
     (W_i, W_j) = Σ x ⊗ x ⊗ diag(q h_ij),    (W_i, W_down) = Σ x ⊗ g ⊗ diag(h_i),    (X, X) = Σ W_i diag(q h_ij) W_jᵀ.
 
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.activations import activation as named
-from curvlens.calculus.behind import Outputs, behind
-from curvlens.calculus.curvature import Curvature
-from curvlens.calculus.inputs import alike, in_own_dtype
+from curvlens.calculus.curvature import OutputCurvature
+from curvlens.calculus.output_loss import Outputs, output_loss
+from curvlens.calculus.own_dtype import in_own_dtype
 from curvlens.calculus.rowwise import RowwiseHessian, Slot, units
+from curvlens.calculus.tensor_checks import alike
 from curvlens.calculus.terms import Diagonal, Term, Tokens
 from curvlens.errors import CurvlensError
 
@@ -81,7 +82,7 @@ def hessian(
     down_bias: Tensor | None = None,
     activation: str = "gelu",
     grad: Tensor | None = None,
-    curvature: Curvature | tuple[Curvature, Curvature] | None = None,
+    curvature: OutputCurvature | tuple[OutputCurvature, OutputCurvature] | None = None,
     wrt: str | None = None,
     reduction: str = "mean",
 ) -> RowwiseHessian:
@@ -125,7 +126,7 @@ def hessian(
     outputs = Outputs(
         lambda: forward(x, weights["up"], weights["down"], activation=activation, **options), shape, X.shape[:-2], x
     )
-    loss = behind(outputs, target, grad, curvature, reduction)
+    loss = output_loss(outputs, target, grad, curvature, reduction)
     rows, g = x.flatten(0, 1), loss.gradient.flatten(0, 1)
     middle = hidden(
         rows, weights["up"], weights.get("up_bias"), weights.get("gate"), weights.get("gate_bias"), activation

@@ -10,14 +10,15 @@ from typing import Literal, NoReturn
 import torch
 from torch import Tensor
 
-from curvlens.calculus.inner import norm
-from curvlens.calculus.inputs import in_own_dtype, require_room
+from curvlens.calculus.own_dtype import in_own_dtype
+from curvlens.calculus.room import require_room
+from curvlens.calculus.term_norms import norm
 from curvlens.calculus.terms import Given, Term, merged, summed
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
 Key = str | tuple[str, str]
-Part = Literal["outer", "functional", "total"]
-PARTS: tuple[Part, ...] = ("outer", "functional", "total")
+SplitPart = Literal["outer", "functional", "total"]
+PARTS: tuple[SplitPart, ...] = ("outer", "functional", "total")
 
 
 def not_a_part(key: object, parts: Sequence[str]) -> NoReturn:
@@ -256,22 +257,22 @@ class Split:
         hint = f" A block is one argument: norm({names[:2]!r})." if part in names and len(names) > 1 else ""
         raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.{hint}")
 
-    def norm(self, block: Key | None = None, part: Part = "total") -> float:
+    def norm(self, block: Key | None = None, part: SplitPart = "total") -> float:
         """The Frobenius norm of a block (a name, or a pair of names) or of the whole, exact.
 
         It sums over pairs of tokens, or builds the block some rows at a time, whichever is less work.
         """
         return self._form(part).norm(block)
 
-    def trace(self, block: str | None = None, part: Part = "total") -> float:
+    def trace(self, block: str | None = None, part: SplitPart = "total") -> float:
         """The trace of a diagonal block or of the whole, exact."""
         return self._form(part).trace(block)
 
-    def diagonal(self, block: str | None = None, part: Part = "total") -> Tensor:
+    def diagonal(self, block: str | None = None, part: SplitPart = "total") -> Tensor:
         """The diagonal of a diagonal block or of the whole."""
         return self._form(part).diagonal(block)
 
-    def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
+    def matvec(self, v: Tensor, part: SplitPart = "total") -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._form(part).matvec(v)
 

@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.form import Form, Split
-from curvlens.calculus.inputs import alike, in_own_dtype
+from curvlens.calculus.own_dtype import in_own_dtype
+from curvlens.calculus.tensor_checks import alike
 from curvlens.calculus.terms import Pair, Term
 from curvlens.errors import CurvlensError, a_kind
 

@@ -1,7 +1,8 @@
 """Second derivatives of the losses with respect to the outputs, in closed form and row by row.
 
 Cross-entropy in all its forms (classes, soft targets, class weights, label smoothing, ignored tokens) is
-ℓ = −Σ_c q_c log p_c with p = softmax(z) and a target q ≥ 0 of mass s = Σ_c q_c. Hence (`docs/math.md`, "Losses")
+ℓ = −Σ_c q_c log p_c with p = softmax(z) and a target q ≥ 0 of mass s = Σ_c q_c. Hence (`docs/explanation/math.md`,
+"Losses")
 
     ∂ℓ/∂z = s p − q,        ∂²ℓ/∂z² = s (diag p − p pᵀ) = s B Bᵀ,   B = diag(√p) − p √pᵀ.
 
@@ -19,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from curvlens.calculus.inputs import alike
+from curvlens.calculus.tensor_checks import alike
 from curvlens.errors import CurvlensError, a_kind
 
 CHUNK = 1 << 20

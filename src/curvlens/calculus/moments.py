@@ -2,7 +2,8 @@
 
 Row i of A is a distribution over tokens; m_i = Σ_j A_ij x_j is its mean, M2_i its covariance, M3_i its third central
 moment. They are the first three derivatives of the row's potential Φ_i(κ) = log Σ_j exp(x_jᵀκ + mask_ij)
-(`docs/math.md`, "Attention"). The Hessian of attention needs M3 only contracted with a vector, and never builds it.
+(`docs/explanation/math.md`, "Attention"). The Hessian of attention needs M3 only contracted with a vector, and never
+builds it.
 
 Where a row is nearly one-hot, E[xxᵀ] − m mᵀ is a difference of two numbers of size 1 for a result of size 1 − max A.
 Here m − r is summed first, with the token r = x_j* of the largest weight: the sum Σ_j A_ij (x_j − r) has no term of j*.
@@ -19,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from curvlens.calculus.inputs import largest
+from curvlens.calculus.magnitude import largest
 from curvlens.calculus.softmax import jacobian, second_derivative
 from curvlens.calculus.vec import commutation, identity, khatri_rao, kron, vec
 

@@ -1,7 +1,7 @@
 """LayerNorm and RMSNorm: Jacobian, second derivative contracted with a gradient, its spectrum, and sharp bounds.
 
 A token x ∈ ℝ^d. C = I − 11ᵀ/d for LayerNorm, I for RMSNorm; c = C x, s = √(‖c‖²/d + ε), n = c/s, y = γ∘n + β and
-ρ² = ‖n‖²/d = 1 − ε/s² (`docs/math.md`, "Norms"). Then
+ρ² = ‖n‖²/d = 1 − ε/s² (`docs/explanation/math.md`, "Norms"). Then
 
     ∂n/∂x = (C − n nᵀ/d)/s,
     K = Σ_b g_b ∂²y_b/∂x² = −(p nᵀ + n pᵀ + θ (C − 3 n nᵀ/d))/(d s²),   p = C(γ∘g),  θ = pᵀ n.
@@ -17,10 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from curvlens.calculus.behind import Outputs, behind
-from curvlens.calculus.curvature import Curvature
-from curvlens.calculus.inputs import alike, in_own_dtype, of_one_kind
+from curvlens.calculus.curvature import OutputCurvature
+from curvlens.calculus.output_loss import Outputs, output_loss
+from curvlens.calculus.own_dtype import in_own_dtype
 from curvlens.calculus.rowwise import RowwiseHessian, Slot, units
+from curvlens.calculus.tensor_checks import alike, of_one_kind
 from curvlens.calculus.terms import Term, Tokens
 from curvlens.errors import CurvlensError
 
@@ -211,7 +212,7 @@ def hessian(
     target: Tensor | None = None,
     *,
     grad: Tensor | None = None,
-    curvature: Curvature | tuple[Curvature, Curvature] | None = None,
+    curvature: OutputCurvature | tuple[OutputCurvature, OutputCurvature] | None = None,
     eps: float = 1e-5,
     kind: Kind = "layer",
     wrt: str | None = None,
@@ -255,7 +256,7 @@ def hessian(
     gamma = None if scale is None else scale.detach().clone()
     beta = None if shift is None else shift.detach().clone()
     outputs = Outputs(lambda: forward(x, gamma, beta, eps=eps, kind=kind), tuple(x.shape), X.shape[:-2], x)  # type: ignore[arg-type]
-    loss = behind(outputs, target, grad, curvature, reduction)
+    loss = output_loss(outputs, target, grad, curvature, reduction)
     rows, g = x.flatten(0, 1), loss.gradient.flatten(0, 1)
     found = normed(rows, eps=eps, kind=kind)
     plain, one = _plain_jacobian(found, kind), x.new_ones(len(rows), 1)

@@ -2,7 +2,7 @@
 
 The Jacobian of a token's output f_n by one weight matrix is a vector times a matrix, ∂f_n/∂W[a, d] = u_n[a] M_n[d]; by
 the tokens themselves u_n is a unit vector. An outer block is Σ_n u_n w_n (M_n S_n M'_nᵀ), and the functional blocks are
-of the same kind (`docs/math.md`, "Feed-forward" and "Norms").
+of the same kind (`docs/explanation/math.md`, "Feed-forward" and "Norms").
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from curvlens.calculus.behind import Loss
-from curvlens.calculus.curvature import Curvature, Root, flat, is_zero, plus
+from curvlens.calculus.curvature import OutputCurvature, Root, flat, is_zero, plus
 from curvlens.calculus.form import Form, Split
-from curvlens.calculus.terms import Pair, Term, Tokens, product
+from curvlens.calculus.output_loss import OutputLoss
+from curvlens.calculus.terms import Pair, Term, Tokens, factored
 
 Functional = Callable[[str, str], list[Term]]
 """The functional terms of the block of two names, the first not after the second."""
@@ -41,7 +41,7 @@ class RowwiseHessian(Split):
     the whole.
     """
 
-    def __init__(self, slots: Mapping[str, Slot], functional: Functional, loss: Loss, title: str) -> None:
+    def __init__(self, slots: Mapping[str, Slot], functional: Functional, loss: OutputLoss, title: str) -> None:
         self._slots, self._functional, self._title = dict(slots), functional, title
         self._outer, self._rest = flat(loss.outer), flat(loss.rest)
         self._like = loss.gradient
@@ -64,7 +64,7 @@ class RowwiseHessian(Split):
         """H."""
         return self._make(plus(self._outer, self._rest), self._functional, "Hessian")
 
-    def _make(self, curvature: Curvature, functional: Functional | None, what: str) -> Form:
+    def _make(self, curvature: OutputCurvature, functional: Functional | None, what: str) -> Form:
         slots = self._slots
 
         def terms(first: str, second: str) -> list[Term]:
@@ -74,7 +74,7 @@ class RowwiseHessian(Split):
         return Form({name: slot.shape for name, slot in slots.items()}, terms, self._like, f"{what} {self._title}")
 
 
-def _sandwich(one: Slot, other: Slot, curvature: Curvature) -> list[Term]:
+def _sandwich(one: Slot, other: Slot, curvature: OutputCurvature) -> list[Term]:
     """Σ_n J_nᵀ S_n J_n."""
     if is_zero(curvature):
         return []
@@ -87,7 +87,7 @@ def _sandwich(one: Slot, other: Slot, curvature: Curvature) -> list[Term]:
     if isinstance(curvature, Root):
         seen = curvature.R if left is None else left @ curvature.R
         also = seen if one is other else curvature.R if right is None else right @ curvature.R
-        return [Tokens(one.u, other.u, product(seen, also), "a", "c", "de", one is other)]
+        return [Tokens(one.u, other.u, factored(seen, also), "a", "c", "de", one is other)]
     start = curvature if left is None else left @ curvature
     return [Tokens(one.u, other.u, start if right is None else start @ right.mT, "a", "c", "de", one is other)]
 

@@ -11,7 +11,8 @@ the spectrum is +μ and −μ, each d_K − 1 times (the bulk), and the three ei
 
     [[ψ_VV, ψ_Vt a, ψ_Vt b], [·, ψ_tt a² + μ, ψ_tt a b], [·, ·, ψ_tt b² − μ]]
 
-(the outliers; `docs/math.md`, "Scalar attention"). The Gauss–Newton matrix has rank 2 at most. Scaling (s w_Q, w_K/s)
+(the outliers; `docs/explanation/math.md`, "Scalar attention"). The Gauss–Newton matrix has rank 2 at most. Scaling (s
+w_Q, w_K/s)
 changes neither the loss nor the bulk; P² = a² + b² = (‖w_Q‖² + ‖w_K‖²)/d_K is least at equal norms, and the outliers
 grow with it.
 """
@@ -26,8 +27,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from curvlens.calculus.inputs import alike
 from curvlens.calculus.softmax import softmax
+from curvlens.calculus.tensor_checks import alike
 from curvlens.errors import CurvlensError
 
 

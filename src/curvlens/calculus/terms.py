@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from curvlens.calculus.inputs import require_room
+from curvlens.calculus.room import require_room
 
 AXES = "adce"
 TRANSPOSED = str.maketrans("adce", "cead")
@@ -32,7 +32,7 @@ CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Product:
+class Factored:
     """Matrices P_n = L_n R_nᵀ by their factors, (N, ·, r) each: all of them would be the largest thing in memory."""
 
     left: Tensor
@@ -66,21 +66,21 @@ class Product:
         return squares.clamp_(min=0).sqrt()
 
 
-def product(left: Tensor, right: Tensor) -> Tensor | Product:
+def factored(left: Tensor, right: Tensor) -> Tensor | Factored:
     """L_n R_nᵀ, as factors where those are smaller."""
-    factors = Product(left, right)
+    factors = Factored(left, right)
     return factors if 2 * left.shape[-1] <= min(factors.shape[1:]) else factors.dense()
 
 
-def built(given: Tensor | Product) -> Tensor:
+def built(given: Tensor | Factored) -> Tensor:
     """P, whatever it is given by."""
     return given if isinstance(given, Tensor) else given.dense()
 
 
-def added(first: Tensor | Product, second: Tensor | Product) -> Tensor | Product:
+def added(first: Tensor | Factored, second: Tensor | Factored) -> Tensor | Factored:
     """P + P', as factors side by side where those are smaller."""
-    if isinstance(first, Product) and isinstance(second, Product):
-        return product(torch.cat([first.left, second.left], -1), torch.cat([first.right, second.right], -1))
+    if isinstance(first, Factored) and isinstance(second, Factored):
+        return factored(torch.cat([first.left, second.left], -1), torch.cat([first.right, second.right], -1))
     return built(first) + built(second)
 
 
@@ -118,7 +118,7 @@ class Tokens:
 
     u: Tensor
     w: Tensor
-    given: Tensor | Product
+    given: Tensor | Factored
     """P, or its factors."""
     on_u: str
     on_w: str

@@ -1,6 +1,7 @@
 """Row-vec, Kronecker and Khatri–Rao products, commutation matrices: the words in which the theorems are written.
 
-``vec(A) = A.reshape(-1)`` stacks the rows, so that vec(A X B) = (A ⊗ Bᵀ) vec(X) (`docs/math.md`, "Conventions"). These
+``vec(A) = A.reshape(-1)`` stacks the rows, so that vec(A X B) = (A ⊗ Bᵀ) vec(X) (`docs/explanation/math.md`,
+"Conventions"). These
 matrices are large and mostly zeros; `curvlens.calculus.theorems` builds them for small sizes, the structured forms of
 `curvlens.calculus.attention` never do.
 """

@@ -1,4 +1,4 @@
-"""What would make a curvature wrong, found before it is computed: `doctor` looks, a `Report` of `Finding`s says."""
+"""Checks before a long computation: `doctor` returns a `Report` of `Finding`s that would make a curvature wrong."""
 
 from curvlens.checkup.examine import doctor
 from curvlens.checkup.finding import Finding

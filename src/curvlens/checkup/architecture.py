@@ -1,4 +1,4 @@
-"""Models whose parts curvlens has no names for."""
+"""Parameters without block names, and names that were only guessed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from curvlens.errors import listing
 
 
 def check_architecture(patient: Patient) -> Iterator[Finding]:
-    """An unknown architecture, unless the user gave blocks."""
+    """Check that the blocks have names. If not, pass ``blocks=`` to `Problem`, or use parameter names."""
     assert patient.problem is not None
     blocks = patient.problem.blocks
     kind = model_type(patient.model)
@@ -23,18 +23,19 @@ def check_architecture(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "named-by-likeness",
             "note",
-            f"{kind} is named by its likeness to {family.name}; its own layout was not checked.",
-            "A fused or transposed tensor that is stored in another way would be cut in the wrong place: numbers of "
-            "whole parameters are right, those of roles and heads only if the layout is the same.",
-            "print(problem.blocks)  # see whether q, k, v and heads lie where the model has them",
+            f"The parameters of {kind} look like those of {family.name} and got its block names. Nobody checked the "
+            f"layout of {kind}.",
+            "If it stores a fused or transposed tensor differently, roles and heads are cut in the wrong place. "
+            "Results for whole parameters are right.",
+            "print(problem.blocks)  # compare the places of q, k, v and heads with the model's code",
         )
     inside = _inside_layers(blocks)
     if inside:
         yield Finding(
             "partly-named",
             "note",
-            f"{listing(inside)} {'has' if len(inside) == 1 else 'have'} no name in {blocks.family}.",
-            "Each is a block by itself, and no part of its layer: H['h.0'] and by='layer' do not have it.",
+            f"{blocks.family} has no block name for {listing(inside)}.",
+            "Each of them is a separate block, not a part of its layer. H['h.0'] and by='layer' leave it out.",
             f"Problem(..., blocks={_rest(blocks, inside)})  # or H[parameter]",
         )
     if blocks.family is None and len(blocks) == len(blocks.order):
@@ -43,9 +44,9 @@ def check_architecture(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "unknown-architecture",
             "note",
-            f"{type(patient.model).__name__} is no architecture that curvlens knows.",
-            "There is one block a parameter: no layers, roles and heads by name. Numbers are not affected.",
-            f"Problem(..., blocks={{'first': {pattern!r}}})  # names and patterns of your own, for by='block'",
+            f"curvlens does not know the architecture {type(patient.model).__name__}.",
+            "Each parameter is one block. Layers, roles and heads have no names. Numbers are not affected.",
+            f"Problem(..., blocks={{'first': {pattern!r}}})  # your own names and patterns, for by='block'",
         )
 
 
@@ -53,13 +54,13 @@ _NUMBERED = re.compile(r"(?:.*?\.)?\d+\.")
 
 
 def _starts(blocks: Blocks) -> dict[str, str]:
-    """How the names of the parameters of a layer begin, and what the layer is called."""
+    """Maps the first part of parameter names (``model.h.0.``) to the name of their layer (``h.0``)."""
     named = ((_NUMBERED.match(p), b.layer) for b in blocks.values() for p in b.parameters)
     return {found[0]: layer for found, layer in named if found and layer}
 
 
 def _inside_layers(blocks: Blocks) -> list[str]:
-    """Parameters without a name, of the family's or the user's, that lie in a layer of which others have one."""
+    """Parameters without a block name inside a layer whose other parameters have one."""
     if blocks.family is None:
         return []
     alone = {b.parameters for b in blocks.values() if b.name.removeprefix("parameter ") == b.parameters[0]}
@@ -67,7 +68,7 @@ def _inside_layers(blocks: Blocks) -> list[str]:
 
 
 def _rest(blocks: Blocks, inside: Sequence[str]) -> dict[str, str | list[str]]:
-    """What has no name in the first of the layers, as a block of the user's."""
+    """A ``blocks=`` dict that names the unnamed parameters of the first layer."""
     start, layer = next((s, layer) for s, layer in _starts(blocks).items() if inside[0].startswith(s))
     rest = [name for name in inside if name.startswith(start)]
     return {f"{layer}.rest": rest[0] if len(rest) == 1 else rest}

@@ -1,4 +1,4 @@
-"""Samples that see what they should not: the masked tokens of their own, or the other samples of the batch."""
+"""Losses that depend on masked tokens, or on the other samples of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from curvlens.losses.cross_entropy import CrossEntropy
 
 
 def check_mask(patient: Patient) -> Iterator[Finding]:
-    """Other tokens where the mask says padding: nothing may change."""
+    """Replace the padded tokens and check that the loss stays the same. If not, use the mask in the attention."""
     text = text_of(patient)
     if text is None or not text.declared or bool(text.padding.all()) or not isinstance(patient.batch, dict):
         return
@@ -23,7 +23,7 @@ def check_mask(patient: Patient) -> Iterator[Finding]:
     if isinstance(patient.loss, CrossEntropy):
         clean = without_padded_labels(patient, text, patient.loss.ignore_index) or patient.batch
     others, last = text.tokens[~text.padding], torch.ones_like(text.padding[:, :1])
-    # A pad just before a text predicts its first token, in a language model, and is no business of the mask.
+    # In a language model the pad just before a text predicts its first token. The mask does not cover that position.
     places = text.padding & torch.cat([text.padding[:, 1:], last], dim=1)
     drawn = others[torch.arange(int(places.sum()), device=others.device) % len(others)]
     changed = {**clean, "input_ids": text.tokens.masked_scatter(places, drawn)}
@@ -31,20 +31,20 @@ def check_mask(patient: Patient) -> Iterator[Finding]:
     if leak > tolerance:
         cut = when_cut(patient, clean, text.padding)
         if cut is not None and cut <= tolerance:
-            return  # the ids of padding say where a text ends, as to classifiers with a decoder, and nothing more
+            return  # the model finds the end of a text by its padding ids, as classifiers with a decoder do
         yield Finding(
             "ignored-mask",
             "error",
-            "The loss of the tokens that count changes with the tokens that attention_mask declares as padding.",
-            "The model takes the mask and does not use it: loss and curvature depend on the padding. The size is the "
-            "relative change of the loss.",
+            "The loss changes when other tokens stand where attention_mask is 0.",
+            "The model takes the mask but does not use it, so loss and curvature depend on the padding. The size is "
+            "the relative change of the loss.",
             "scores.masked_fill(attention_mask[:, None, None, :] == 0, -torch.inf)  # in the model's attention",
             leak,
         )
 
 
 def check_coupling(patient: Patient) -> Iterator[Finding]:
-    """The first batch in two halves: their sums add up to that of the whole, or samples see each other."""
+    """Check that the loss of the first batch is the sum over its two halves. If not, call ``model.eval()``."""
     loss, batch = patient.loss, patient.batch
     size = None if batch is None else batches.batch_size(batch)
     if loss is None or loss.couples_batch or size is None or size < 2:
@@ -56,9 +56,9 @@ def check_coupling(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "coupled-samples",
             "error",
-            "The first batch has another loss than its two halves together.",
-            "The output of a sample depends on the others of its batch (statistics over the batch, as in batch-norm), "
-            "so loss and curvature depend on how the data is cut. The size is the relative change of the loss.",
+            "The loss of the first batch is not the sum of the losses of its two halves.",
+            "The output of a sample depends on the other samples of its batch (as in batch-norm), so loss and "
+            "curvature depend on how the data is cut into batches. The size is the relative change of the loss.",
             "model.eval()  # and track_running_stats=True in batch-norms; no x - x.mean(0) over samples",
             size_of,
         )

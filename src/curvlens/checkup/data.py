@@ -1,4 +1,4 @@
-"""Data that cannot be gone through again and again, or is another one each time."""
+"""Data that can be read only once, or that changes from pass to pass."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from curvlens.checkup.patient import Patient
 from curvlens.errors import a_kind
 
 MOST = 64
-"""At most so many batches are read, twice."""
+"""The checks read at most this many batches, twice."""
 
 
 def check_data(patient: Patient) -> Iterator[Finding]:
-    """A loader that shuffles, an iterator, and batches that differ between two passes."""
+    """Check that every pass reads the same batches. If not, freeze them: ``data = list(data)``."""
     source = patient.source
     if isinstance(source, DataLoader) and _draws(source):
         yield Finding(
             "shuffled-data",
             "error",
-            f"The data is a DataLoader with {a_kind(source.sampler)}: every pass sees other batches.",
-            "A curvature is applied many times to one loss; here each product would be of another one.",
+            f"The data is a DataLoader with {a_kind(source.sampler)}: every pass reads different batches.",
+            "A curvature needs many products with one fixed loss. Here each product would belong to a different loss.",
             "DataLoader(..., shuffle=False)  # or, to freeze one epoch: data = list(loader)",
         )
     elif patient.one_shot:
         yield Finding(
             "one-shot-data",
             "error",
-            f"The data is {a_kind(source)}, which can be gone through only once.",
-            "A curvature needs many passes; the second would find nothing. The data was left unread here, so checks "
-            "that need a batch were not made.",
+            f"The data is {a_kind(source)}, which can be read only once.",
+            "A curvature needs many passes, and the second one would find no data. The doctor did not read the data "
+            "and skipped the checks that need a batch.",
             "data = list(batches)",
         )
     elif patient.batches is not None and not isinstance(patient.batches, list):
@@ -45,7 +45,7 @@ def _draws(loader: DataLoader[object]) -> bool:
 
 
 def _changing(patient: Patient) -> Iterator[Finding]:
-    """Two passes over the first batches. A list is not read: it holds still."""
+    """Compare two passes over the first batches. A list is not read, since it cannot change by itself."""
     assert patient.batches is not None
     first, second = ([fingerprint(b) for b in islice(iter(patient.batches), MOST)] for _ in range(2))
     common = min(len(first), len(second))
@@ -54,10 +54,10 @@ def _changing(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "changing-data",
             "error",
-            f"Batch {different[0]} is not the same in two passes: it is shuffled, augmented, or gone. {len(different)} "
-            f"batches of the first {max(len(first), len(second))} differ.",
-            "A curvature is applied many times to one loss; here each product would be of another one. The size is "
-            "the share of batches that differ.",
-            "data = list(data)  # one pass, frozen",
+            f"Batch {different[0]} differs between two passes (shuffled, augmented or missing). In all, "
+            f"{len(different)} of the first {max(len(first), len(second))} batches differ.",
+            "A curvature needs many products with one fixed loss. Here each product would belong to a different loss. "
+            "The size is the share of batches that differ.",
+            "data = list(data)  # freezes one pass",
             len(different) / max(len(first), len(second)),
         )

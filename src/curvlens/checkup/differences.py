@@ -1,12 +1,12 @@
-"""Are derivatives right? On one sample, by differences: ⟨g, v⟩ of the loss, H v of gradients.
+"""Compares derivatives on one sample with finite differences: ⟨g, v⟩ with the loss, H v with the gradient.
 
 Along θ + t v the loss has the derivative ⟨g, v⟩ and the gradient g has the derivative H v. From
 steps t and t/2, by Richardson,
 
     D = D_½ + (D_½ − D_1)/3,  D_c = (g(ct) − g(−ct))/2ct,  D − H v = O(t⁴).
 
-A step is judged only if it crosses no kink that can be seen (`Kinks`) and if the gradient bends little along it, so
-that a difference means a derivative; H v is wrong if it is wrong at every step that could be judged.
+A step is judged only if it crosses no visible kink (`Kinks`) and the gradient bends little along it. Otherwise the
+difference does not approximate a derivative. H v is wrong if it is wrong at every judged step.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from curvlens._evaluation.graph import Graph
+from curvlens._evaluation.pieces import Piece
 from curvlens.checkup.kinks import Kinks
-from curvlens.operators.graph import Graph
-from curvlens.pieces import Piece
 from curvlens.problem import Problem
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is asked of a dtype."""
+    """Steps and tolerance for one dtype."""
 
     steps: Sequence[float]
-    """Lengths t, in units of the parameters' own size."""
+    """Lengths t, relative to the size of the parameters."""
     tolerance: float
-    """Relative difference that is still right."""
+    """The largest relative difference that counts as rounding."""
 
 
 JUDGEMENTS = {
     torch.float64: Judgement((1e-3, 1e-4, 1e-5), 1e-6),
     torch.float32: Judgement((2e-2, 1e-2, 5e-3), 2e-2),
 }
-"""Half precision has too few digits for differences."""
+"""By dtype. Half precision is missing: it has too few digits for differences."""
 _SLOPE = 1e-2
-"""Relative difference of a slope that is still right: kinks, if they are hit, change it a little."""
+"""The largest relative difference of a slope that counts as right. A crossed kink changes the slope a little."""
 _NOISE = 1e3
-"""Rounding units by which a gradient may be off, relative to its norm; and the loss, relative to itself."""
+"""Allowed rounding error in units of eps: of the gradient relative to its norm, of the loss relative to its value."""
 
 
 def product(problem: Problem, piece: Piece) -> tuple[Tensor, Tensor]:
     """A direction v, and H v of the summed loss of a piece."""
     names = problem.layout.names
     v = direction(problem)
-    with problem.isolated():
-        graph = Graph(problem, piece, names)
+    with problem._evaluation.isolated():
+        graph = Graph(problem._evaluation, piece, names)
         parts = graph.second(names, problem.layout.unflatten(v), functional=False, retain=False)
     return v, _flat(problem, [parts[name] for name in names])
 
 
 def direction(problem: Problem) -> Tensor:
-    """A random vector, in every parameter as large as the parameter itself (0.1 where that is zero)."""
+    """A random vector. Its root mean square in each parameter is that of the parameter (0.1 where that is zero)."""
     generator = torch.Generator().manual_seed(0)
     skipped = _padding_rows(problem)
     parts = []
@@ -63,26 +63,26 @@ def direction(problem: Problem) -> Tensor:
         size = float(part.detach().double().square().mean().sqrt()) or 0.1
         noise = torch.randn(part.shape, generator=generator, dtype=torch.float64)
         if name in skipped:
-            noise[skipped[name]] = 0  # torch leaves the row out of the backward pass; `check_embeddings` says so
+            noise[skipped[name]] = 0  # torch has no gradient for this row; `check_embeddings` reports it
         parts.append((noise * size).to(part).reshape(-1))
     return torch.cat(parts)
 
 
 def _padding_rows(problem: Problem) -> dict[str, int]:
-    """The rows of embeddings, by parameter, that are their ``padding_idx``."""
+    """The ``padding_idx`` of each embedding, by parameter name."""
     tables = [m for m in problem.model.modules() if isinstance(m, nn.Embedding)]
     rows = {id(m.weight): m.padding_idx for m in tables if m.padding_idx is not None}
     return {name: rows[id(p)] for name, p in problem.model.named_parameters() if id(p) in rows}
 
 
 def slope_error(problem: Problem, piece: Piece, v: Tensor, dtype: torch.dtype) -> float | None:
-    """How far ⟨g, v⟩ is from differences of the loss, relative to its size; None if nothing can be said."""
+    """The relative difference of ⟨g, v⟩ and finite differences of the loss. None if no step could be judged."""
     judgement = JUDGEMENTS.get(dtype)
     if judgement is None:
         return None
     found: list[float] = []
     here, _ = _gradient(problem, piece, v, 0.0)
-    typical = float((here * v).norm())  # of ⟨g, v⟩ for signs at random: the sum itself may nearly vanish
+    typical = float((here * v).norm())  # size of ⟨g, v⟩ for random signs; ⟨g, v⟩ itself may nearly cancel
     slope, (value, sides) = float(here @ v.double()), _loss(problem, piece, v, 0.0)
     for t in judgement.steps:
         ends = [_loss(problem, piece, v, c * t) for c in (1, -1, 0.5, -0.5)]
@@ -98,8 +98,8 @@ def slope_error(problem: Problem, piece: Piece, v: Tensor, dtype: torch.dtype) -
 
 
 def _loss(problem: Problem, piece: Piece, v: Tensor, t: float) -> tuple[float, Kinks]:
-    """The summed loss at θ + t v, and the sides of its kinks."""
-    moved, kinks = problem.with_params(problem.theta + t * v), Kinks()
+    """The summed loss at θ + t v, and on which side of each kink the pass was."""
+    moved, kinks = problem.with_params(problem.theta + t * v)._evaluation, Kinks()
 
     def action() -> float:
         total, _ = moved.sum_and_count(moved.loss_function.outputs(moved.model, piece.batch), piece)
@@ -110,10 +110,10 @@ def _loss(problem: Problem, piece: Piece, v: Tensor, t: float) -> tuple[float, K
 
 
 def error(problem: Problem, piece: Piece, v: Tensor, hv: Tensor, dtype: torch.dtype) -> float | None:
-    """How far H v is from differences of gradients, relative to the larger of both; None if nothing can be said.
+    """The difference of H v and finite differences of gradients, relative to the larger of both.
 
-    0.0 as soon as one step agrees; otherwise the smallest difference among the steps that could be judged. ``dtype``
-    is that in which passes are done.
+    It is 0.0 if one step agrees, else the smallest difference of all judged steps, and None if no step could be judged.
+    ``dtype`` is the dtype of the passes.
     """
     judgement = JUDGEMENTS.get(dtype)
     if judgement is None:
@@ -138,8 +138,8 @@ def error(problem: Problem, piece: Piece, v: Tensor, hv: Tensor, dtype: torch.dt
 
 
 def _gradient(problem: Problem, piece: Piece, v: Tensor, t: float) -> tuple[Tensor, Kinks]:
-    """The gradient of the summed loss at θ + t v, with fused kernels as they are, and the sides of its kinks."""
-    moved = problem.with_params(problem.theta + t * v)
+    """The gradient of the summed loss at θ + t v, with fused kernels, and on which side of each kink the pass was."""
+    moved = problem.with_params(problem.theta + t * v)._evaluation
     leaves, kinks = moved.leaves(moved.layout.names), Kinks()
 
     def action() -> Sequence[Tensor]:

@@ -1,4 +1,4 @@
-"""Embeddings whose gradient is not that of the loss, because torch was asked to change it."""
+"""Embeddings with an option that makes torch return something other than the gradient of the loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from curvlens.errors import listing
 
 
 def check_embeddings(patient: Patient) -> Iterator[Finding]:
-    """A padding row that tokens which count depend on, and gradients divided by how often a token occurs."""
+    """Check ``padding_idx`` (if the loss depends on that row, set it to None) and ``scale_grad_by_freq`` (unset it)."""
     tables = {
         name: m for name, m in patient.model.named_modules() if isinstance(m, nn.Embedding) and m.weight.requires_grad
     }
@@ -25,9 +25,9 @@ def check_embeddings(patient: Patient) -> Iterator[Finding]:
             "padding-row-used",
             "error",
             f"The loss depends on {listing(rows)}, which is the padding_idx of its embedding.".replace("'", ""),
-            "torch leaves this row out of the backward pass: its derivatives are missing, and if the table is tied to "
-            "the unembedding H is not even symmetric. The size is the relative change of the loss when the row moves "
-            "by its own length.",
+            "torch computes no gradient for this row, so its derivatives are missing. If the table is tied to the "
+            "unembedding, H is not symmetric. The size is the relative change of the loss when the row moves by its "
+            "own length.",
             f"model.get_submodule({next(iter(used))!r}).padding_idx = None",
             max(used.values()),
         )
@@ -37,14 +37,14 @@ def check_embeddings(patient: Patient) -> Iterator[Finding]:
             "scaled-gradient",
             "error",
             f"scale_grad_by_freq is set in {listing(scaled)}.",
-            "What autograd calls a gradient is divided by how often a token occurs: neither it nor a product with H is "
-            "that of the loss.",
+            "torch divides the gradient of a row by the number of times its token occurs. Gradients and products with "
+            "H are not those of the loss.",
             f"model.get_submodule({scaled[0]!r}).scale_grad_by_freq = False",
         )
 
 
 def _use_of_padding_row(patient: Patient, table: nn.Embedding) -> float:
-    """How much the loss changes when the padding row is another one where it is looked up; 0 if it is not used."""
+    """The relative change of the loss when the looked-up padding row moves; 0 if the row is not used."""
     if table.padding_idx is None:
         return 0.0
     row = table.padding_idx
@@ -55,7 +55,7 @@ def _use_of_padding_row(patient: Patient, table: nn.Embedding) -> float:
         here = (tokens == row).unsqueeze(-1)
         seen.append(bool(here.any()))
         step = result.detach().square().mean().sqrt().clamp_min(1e-3)
-        # Not the same in all directions: a norm would take that out.
+        # Different in each direction: a LayerNorm removes a constant shift.
         along = torch.linspace(-1, 1, result.shape[-1], dtype=torch.float64, device=result.device).to(result)
         moved: Tensor = result + here * step * along
         return moved

@@ -1,4 +1,4 @@
-"""The examination: every check in its turn, and nothing left behind."""
+"""`doctor`: runs every check in order, and leaves model, data and random states unchanged."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from curvlens._evaluation.exchange import apart
 from curvlens.checkup.architecture import check_architecture
 from curvlens.checkup.coupling import check_coupling, check_mask
 from curvlens.checkup.data import check_data
@@ -33,14 +34,13 @@ from curvlens.checkup.report import Report
 from curvlens.checkup.softmax import check_softmax
 from curvlens.checkup.untouched import untouched
 from curvlens.errors import CurvlensError, a_kind
-from curvlens.exchange import apart
 from curvlens.losses import Loss, as_loss
 from curvlens.problem import Problem
 from curvlens.surroundings import as_found, guarded
 
 Check = Callable[[Patient], Iterable[Finding]]
 
-STILL: tuple[Check, ...] = (
+STATIC_CHECKS: tuple[Check, ...] = (
     check_compiled,
     check_attention,
     check_checkpointing,
@@ -50,8 +50,8 @@ STILL: tuple[Check, ...] = (
     check_frozen,
     check_ties,
 )
-"""Checks that look at the model and the data and run nothing."""
-RUNNING: tuple[Check, ...] = (
+"""Checks that inspect model and data without running the model."""
+FORWARD_CHECKS: tuple[Check, ...] = (
     check_half,
     check_autocast,
     check_inside,
@@ -65,18 +65,18 @@ RUNNING: tuple[Check, ...] = (
     check_softmax,
     check_norms,
 )
-"""Checks that need a forward pass over the first batch, or a few of its samples."""
-DERIVING: tuple[Check, ...] = (check_architecture, check_second_derivatives, check_unused)
-"""Checks that need a problem."""
-NOT_RUN = {"offloaded-parameters", "fused-attention"}
-"""Findings after which no pass is made: it would fail, or compile a kernel first."""
-UNREADABLE = {"shuffled-data", "changing-data"}
-"""Data of which the first batch, frozen, is looked at instead."""
-EXPLAINING = {
+"""Checks that run forward passes over the first batch, or over a few of its samples."""
+PROBLEM_CHECKS: tuple[Check, ...] = (check_architecture, check_second_derivatives, check_unused)
+"""Checks that need a `Problem`: names and derivatives."""
+PREVENT_PASSES = {"offloaded-parameters", "fused-attention"}
+"""Findings after which the model is not run. A pass would fail, or compile a kernel first."""
+VARIABLE_DATA = {"shuffled-data", "changing-data"}
+"""Findings after which the other checks use the first batch alone, as fixed data."""
+PREVENT_PROBLEM = {
     *("one-shot-data", "offloaded-parameters", "quantised-weights", "complex-parameters", "random-loss"),
     *("not-finite-values", "not-finite-output"),
 }
-"""Findings after which it is no wonder that a problem cannot be built."""
+"""Findings that explain why `Problem` refuses. Its own message is then left out."""
 
 
 @as_found
@@ -87,12 +87,15 @@ def doctor(
     params: str | Iterable[str] | None = None,
     micro_batch: int | None = None,
 ) -> Report:
-    """Look for all that would make a curvature wrong, meaningless or impossible, before anything long is computed.
+    """Check a model, its data and its loss for anything that would make a curvature wrong or impossible.
 
-    Give a problem; or what one is made of, so that what `Problem` would refuse becomes a finding beside others.
-    A handful of passes over the first batch, or a few samples of it; of the data at most 64 batches are read, two or
-    three times. Model, data and random numbers are left as they were; where dropout is active or torch.compile is on,
-    the other checks look at the model as it is without.
+    Call ``doctor(problem)``, or ``doctor(model, data, loss)`` if `Problem` refuses: the reason is then a finding too.
+    Each finding has a ``fix``, a line of code. Apply the fixes of all errors, then call `doctor` again.
+    ``report.require()`` raises while there are errors.
+
+    The checks make a handful of passes over the first batch and read at most 64 batches, two or three times. Model,
+    data and random states are unchanged afterwards. If dropout or torch.compile is on, that is a finding, and the other
+    checks run without it.
 
     >>> model, x = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout(0.5)).double(), torch.ones(4, 2).double()
     >>> report = doctor(model, (x, x[:, :1]), MSE())
@@ -101,17 +104,20 @@ def doctor(
     """
     if isinstance(problem, Problem):
         if not (data is None and loss is None and params is None and micro_batch is None):
-            raise CurvlensError("doctor(problem) takes nothing else: data, loss and params are those of the problem.")
-        own = copy.copy(problem)  # what a problem remembers of its passes stays as it is
+            raise CurvlensError(
+                "doctor was given a Problem and further arguments; expected the Problem alone, which has its data, "
+                "loss and params: doctor(problem)."
+            )
+        own = copy.copy(problem)  # the checks must not change what the problem has cached
         return _report(Patient(own.model, own.data.source, own.loss_function, own), lambda source: own)
     if not isinstance(problem, nn.Module):
         raise CurvlensError(
-            f"doctor was given {a_kind(problem)}, expected a Problem or a torch.nn.Module: "
-            "doctor(problem), or doctor(model, data, loss)."
+            f"doctor was given {a_kind(problem)}, expected a Problem or a torch.nn.Module. Call doctor(problem), or "
+            "doctor(model, data, loss)."
         )
     if data is None or loss is None:
         missing = " and ".join(name for name, value in (("data", data), ("loss", loss)) if value is None)
-        raise CurvlensError(f"doctor was given a model without {missing}: doctor(model, data, loss).")
+        raise CurvlensError(f"doctor was given a model without {missing}. Call doctor(model, data, loss).")
     model = problem
 
     def build(source: Any) -> Problem:
@@ -124,7 +130,7 @@ def _loss(loss: Any, model: nn.Module) -> Loss | None:
     try:
         return copy.copy(as_loss(loss)).for_model(model)
     except CurvlensError:
-        return None  # a problem refuses it too, and says why
+        return None  # `Problem` refuses this loss with a message, which becomes a finding
 
 
 def _report(patient: Patient, build: Callable[[Any], Problem]) -> Report:
@@ -132,10 +138,10 @@ def _report(patient: Patient, build: Callable[[Any], Problem]) -> Report:
         with ExitStack() as stack:
             put_back = stack.enter_context(untouched(patient.model, patient.source))
             stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # what they say is in the findings
+            warnings.simplefilter("ignore")  # the findings say the same
             return Report(_examine(patient, build, put_back, stack))
 
-    # `catch_warnings`, made safe against Ctrl-C
+    # `catch_warnings` may skip its exit at a Ctrl-C; this does not
     names = ("filters", "showwarning")
     as_before = map(setattr, repeat(warnings), names, [getattr(warnings, name) for name in names])
     return guarded((), partial(apart, patient.model, report), as_before)
@@ -144,7 +150,7 @@ def _report(patient: Patient, build: Callable[[Any], Problem]) -> Report:
 def _examine(
     patient: Patient, build: Callable[[Any], Problem], put_back: Callable[[], None], stack: ExitStack
 ) -> Iterator[Finding]:
-    """All findings, in the order of the checks."""
+    """Run all checks and yield their findings in order."""
     found: list[Finding] = []
     given, patient.problem = patient.problem, None
 
@@ -156,35 +162,35 @@ def _examine(
             if not names() & unless:
                 found.extend(_guarded(check, patient))
 
-    make(STILL)
+    make(STATIC_CHECKS)
     if "compiled-model" in names():
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-    if not names() & NOT_RUN:
+    if not names() & PREVENT_PASSES:
         patient.problem = given
         patient.admit()
         make([check_modes])
-        put_back()  # a model that writes into itself is to be caught at it
+        put_back()  # so that the next checks see the original tensors, should the model write into its own
     make([check_values, check_labels])
     refusal = None
-    if not names() & {*NOT_RUN, "one-shot-data"}:
-        frozen = [patient.batch] if names() & UNREADABLE and patient.batch is not None else patient.source
+    if not names() & {*PREVENT_PASSES, "one-shot-data"}:
+        frozen = [patient.batch] if names() & VARIABLE_DATA and patient.batch is not None else patient.source
         try:
             patient.problem = build(frozen)
         except Exception as error:
             refusal = error
     if patient.runs:
-        make(RUNNING, unless={"random-loss"})
-        # Padding that takes part uses its row too: one finding is enough.
+        make(FORWARD_CHECKS, unless={"random-loss"})
+        # Unmasked or counted padding also uses its embedding row: one finding is enough.
         make([check_embeddings], unless={"random-loss", "unmasked-padding", "counted-padding"})
         if patient.problem is not None:
-            make(DERIVING, unless={*EXPLAINING, "gradient-checkpointing"})
-    if refusal is not None and not names() & EXPLAINING:
+            make(PROBLEM_CHECKS, unless={*PREVENT_PROBLEM, "gradient-checkpointing"})
+    if refusal is not None and not names() & PREVENT_PROBLEM:
         found.append(refused(refusal, patient))
     yield from found
 
 
 def _guarded(check: Check, patient: Patient) -> list[Finding]:
-    """What a check finds, up to its own failure if it has one."""
+    """The findings of a check. If the check raises, that is a finding too."""
     found: list[Finding] = []
     try:
         found.extend(check(patient))
@@ -193,9 +199,9 @@ def _guarded(check: Check, patient: Patient) -> list[Finding]:
             Finding(
                 "check-failed",
                 "warning",
-                f"{check.__name__} itself failed: {type(error).__name__}: {str(error).strip()[:300]}",
-                "What it looks for may be there or not.",
-                "problem.loss(); problem.gradient()  # do these work?",
+                f"{check.__name__} failed: {type(error).__name__}: {str(error).strip()[:300]}",
+                "It is unknown whether the model has what this check looks for.",
+                "problem.loss(); problem.gradient()  # if these fail, fix their error first",
             )
         )
     return found

@@ -1,4 +1,4 @@
-"""Kernels that cannot be differentiated twice, or only seem to."""
+"""Kernels without a second derivative, or with a wrong one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from curvlens.checkup.patient import Patient
 from curvlens.errors import listing
 
 _FUSED = ("flash", "flex", "paged")
-"""How the names of attention implementations of Hugging Face begin that curvlens cannot replace."""
+"""First letters of the Hugging Face attention implementations that curvlens cannot replace."""
 
 
 def compiled(model: nn.Module) -> list[str]:
@@ -27,21 +27,21 @@ def compiled(model: nn.Module) -> list[str]:
 
 
 def check_compiled(patient: Patient) -> Iterator[Finding]:
-    """torch.compile."""
+    """Check for torch.compile, which has no second derivative. Unwrap the model: ``model = model._orig_mod``."""
     found = compiled(patient.model)
     if found:
         yield Finding(
             "compiled-model",
             "error",
             f"torch.compile is on {listing(found)}.",
-            "What it compiles has no double backward, and attention inside of it cannot be replaced by one that has. "
-            "The other checks were made without it.",
-            "model = model._orig_mod  # for a part: model.part = model.part._orig_mod; or do not compile",
+            "Compiled code has no double backward, and curvlens cannot replace the attention inside it. The other "
+            "checks ran without torch.compile.",
+            "model = model._orig_mod  # for a submodule: model.part = model.part._orig_mod; or do not compile",
         )
 
 
 def check_attention(patient: Patient) -> Iterator[Finding]:
-    """Attention implementations of Hugging Face that are no call of ``F.scaled_dot_product_attention``."""
+    """Check that Hugging Face attention calls ``F.scaled_dot_product_attention``. If not, choose ``"eager"``."""
     found: dict[str, str] = {}
     for name, module in patient.model.named_modules():
         chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
@@ -52,14 +52,13 @@ def check_attention(patient: Patient) -> Iterator[Finding]:
             "fused-attention",
             "error",
             f"The attention implementation is {listing(found)} (first in {listing(found.values())}).",
-            "Its kernel has no double backward, and it is not called in a way that curvlens can replace. No pass was "
-            "made here.",
+            "Its kernel has no double backward, and curvlens cannot replace it. The doctor did not run the model.",
             "model.set_attn_implementation('eager')",
         )
 
 
 def check_checkpointing(patient: Patient) -> Iterator[Finding]:
-    """Gradient checkpointing of Hugging Face layers; it is on in training mode only."""
+    """Check for gradient checkpointing in Hugging Face layers (on in training mode only). Disable it."""
     found = [
         name or "the model itself"
         for name, module in patient.model.named_modules()
@@ -74,13 +73,13 @@ def _checkpointing(what: str) -> Finding:
         "gradient-checkpointing",
         "error",
         what,
-        "Layers are computed anew during the backward pass, where second derivatives through them fail.",
-        "model.gradient_checkpointing_disable()  # and bound memory with Problem(..., micro_batch=1)",
+        "Checkpointed layers run again in the backward pass, and second derivatives through them fail.",
+        "model.gradient_checkpointing_disable()  # to bound memory, use Problem(..., micro_batch=1)",
     )
 
 
 def check_second_derivatives(patient: Patient) -> Iterator[Finding]:
-    """One product H v on one sample: does it exist, and is it what differences of gradients say?"""
+    """Check gradient and H v of one sample against finite differences. If they differ, fix the named backward."""
     problem = patient.problem
     assert problem is not None
     try:
@@ -94,8 +93,8 @@ def check_second_derivatives(patient: Patient) -> Iterator[Finding]:
             "no-second-derivative",
             "error",
             f"One product H v on one sample failed: {text.splitlines()[0]}",
-            "No Hessian, and no functional part, can be computed.",
-            "model.set_attn_implementation('eager')  # or a plain implementation of the layer, in torch operations",
+            "curvlens cannot compute the Hessian or its functional part.",
+            "model.set_attn_implementation('eager')  # or write the layer in plain torch operations",
         )
         return
     if patient.half or torch.is_autocast_enabled(problem.device.type):
@@ -106,9 +105,9 @@ def check_second_derivatives(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "wrong-gradient",
             "error",
-            "The gradient of one sample, along a random direction, is not the slope of its loss.",
-            "Something on the way detaches, or changes gradients (stop-gradient, straight-through, a custom backward): "
-            "products with H are not those of this loss. The size is the relative difference.",
+            "On one sample, the gradient along a random direction differs from the slope of the loss.",
+            "The forward pass detaches a tensor or changes gradients (stop-gradient, straight-through, a custom "
+            "backward). Products with H do not belong to this loss. The size is the relative difference.",
             "y = f(x)  # instead of f(x.detach()), in the forward pass; no torch.no_grad() in it",
             slope,
         )
@@ -119,8 +118,8 @@ def check_second_derivatives(patient: Patient) -> Iterator[Finding]:
             "wrong-second-derivative",
             "error",
             "H v on one sample is not the derivative of the gradient along v.",
-            "A backward pass hides what its own derivative needs: most likely a torch.autograd.Function computes with "
-            "detached tensors in it. Every Hessian is wrong, in silence. The size is the relative difference.",
-            "ctx.save_for_backward(x)  # and compute with x itself in backward(), not with detached copies",
+            "A custom backward() is not differentiable itself: most likely a torch.autograd.Function computes with "
+            "detached tensors. Every Hessian is wrong, without an error. The size is the relative difference.",
+            "ctx.save_for_backward(x)  # and compute with x in backward(), not with detached copies",
             wrong,
         )

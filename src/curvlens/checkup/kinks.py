@@ -1,4 +1,4 @@
-"""Where a function has kinks: between them a difference of gradients is a second derivative, across them it is not."""
+"""Kinks of a loss (ReLU, max). A finite difference of gradients across a kink is not a second derivative."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STEP = {torch.round, Tensor.round, torch.floor, Tensor.floor, torch.ceil, Tenso
 
 
 class Kinks(TorchFunctionMode):
-    """Notes on which side of every kink a pass was: signs at a ReLU, what a maximum chose, what ``where`` was told."""
+    """Records on which side of each kink a pass was: signs at a ReLU, the choice of a maximum, masks of ``where``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Kinks(TorchFunctionMode):
     ) -> Any:
         before = args[0].detach() if args and isinstance(args[0], Tensor) else None
         if before is not None and func in _AT_ZERO:
-            self.sides.append(before > 0)  # before the call: it may be in place
+            self.sides.append(before > 0)  # before the call, which may change its input in place
         result = func(*args, **(kwargs or {}))
         if before is None:
             return result
@@ -60,7 +60,7 @@ class Kinks(TorchFunctionMode):
 
 
 def _largest(before: Tensor, result: Tensor) -> Tensor:
-    """Which entries are the extreme ones; by value, which is enough to see a change."""
+    """Which entries equal an extreme value. This is enough to see a change."""
     return torch.isin(before, result)
 
 

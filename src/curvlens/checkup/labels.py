@@ -1,4 +1,4 @@
-"""Samples of which no token counts."""
+"""Samples in which no token counts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from curvlens.losses.cross_entropy import CrossEntropy
 
 
 def check_labels(patient: Patient) -> Iterator[Finding]:
-    """Go through the labels, without the model, of the first batches: one pass, at most `MOST` batches."""
+    """Check that each sample has a label that counts, in at most `MOST` batches. If not, drop it or fix the labels."""
     loss = patient.loss
     if not isinstance(loss, CrossEntropy) or patient.batches is None:
         return
     if type(loss).targets not in (CrossEntropy.targets, CausalLM.targets):
-        return  # targets of the user's own making may need the outputs
+        return  # a subclass may need the outputs for its targets
     idle, samples = [], 0
     for index, batch in enumerate(islice(iter(patient.batches), MOST)):
         try:
             targets = loss.targets(torch.empty(0), batch)
         except CurvlensError:
-            return  # no labels, or labels shifted twice: a problem refuses them and says why
+            return  # no labels, or labels shifted twice: `Problem` refuses them with a message
         if targets.is_floating_point() or not targets.ndim:
             return
         empty = _rows_without(targets, loss)
@@ -39,8 +39,8 @@ def check_labels(patient: Patient) -> Iterator[Finding]:
             "nothing-counts",
             "error",
             f"No token of the data counts: the labels of all {samples} samples read are ignored.",
-            "The loss is 0 over 0.",
-            f"labels = input_ids.clone()  # {loss.ignore_index} only where nothing is to be predicted",
+            "The loss is 0/0.",
+            f"labels = input_ids.clone()  # {loss.ignore_index} only at positions that do not count",
             1.0,
         )
     elif idle:
@@ -48,14 +48,14 @@ def check_labels(patient: Patient) -> Iterator[Finding]:
             "uncounted-samples",
             "note",
             f"No token counts in {len(idle)} of {samples} samples: {listing(idle)}.".replace("'", ""),
-            "They cost time and change nothing. The size is their share.",
-            "data = [batch for batch in data if (batch['labels'] != -100).any()]  # and shorter ones likewise",
+            "These samples cost time and do not change the loss. The size is their share.",
+            "data = [batch for batch in data if (batch['labels'] != -100).any()]  # and drop such samples in batches",
             len(idle) / samples,
         )
 
 
 def _rows_without(targets: Tensor, loss: CrossEntropy) -> Tensor:
-    """Which samples have no label that counts; a class of weight 0 does not."""
+    """Which samples have no label that counts. Labels of classes with weight 0 do not count."""
     counts = targets != loss.ignore_index
     if loss.weight is not None:
         heavy = loss.weight.to(targets.device) > 0

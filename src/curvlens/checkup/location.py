@@ -1,4 +1,4 @@
-"""In which module a forward pass is just now."""
+"""The module that a forward pass is currently in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Seen = Callable[[str, nn.Module, list[Tensor]], None]
 
 @contextmanager
 def hooked(model: nn.Module, *, inputs: Seen | None = None, outputs: Seen | None = None) -> Iterator[None]:
-    """Inside, the functions are shown what goes into every module and what comes out; the hooks end with the block."""
+    """Inside the block, call ``inputs`` and ``outputs`` with the tensors that enter and leave each module."""
     handles: list[Any] = []
     try:
         for name, module in model.named_modules():
@@ -53,5 +53,5 @@ class Location:
 
     @property
     def name(self) -> str:
-        """Its name; that of the model itself is empty."""
+        """The name of the module; "the model itself" for the root, "the loss" outside of the model."""
         return (self._path[-1] or "the model itself") if self._path else "the loss"

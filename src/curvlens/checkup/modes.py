@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from curvlens.checks import active_batch_norms, active_dropouts, draws
+from curvlens._evaluation.checks import active_batch_norms, active_dropouts, draws
 from curvlens.checkup.finding import Finding
 from curvlens.checkup.patient import Patient, change
 from curvlens.errors import listing
 
 _SAME = 1e-6
-"""Two passes that differ by less are the same: as `Problem` has it."""
+"""Two losses that differ by less count as equal, as in `Problem`."""
 
 
 def check_modes(patient: Patient) -> Iterator[Finding]:
-    """Dropout, batch-norm and buffers that are written; ends with the model in evaluation mode if that is the cure."""
+    """Check that passes are repeatable (no dropout, batch-norm, written buffers). If not, call ``model.eval()``.
+
+    If that is the fix, the model stays in evaluation mode for the other checks.
+    """
     dropping, norms = active_dropouts(patient.model), active_batch_norms(patient.model)
     spread, writes = _spread(patient), patient.writes()
     cured = False
-    # Two passes with few draws may agree by chance; that random numbers were drawn is certain.
+    # Two passes with few dropped numbers may agree by chance, so also see whether the pass draws random numbers.
     if dropping and (spread is None or spread > _SAME or _draws(patient)):
         cured = True
         yield Finding(
             "dropout-active",
             "error",
             f"Dropout or stochastic depth is active in {listing(dropping)}.",
-            "The loss is another one in every pass: no two products belong to the same matrix. The size is the "
+            "The loss differs from pass to pass, so no two products belong to the same matrix. The size is the "
             "relative difference of the loss in two passes.",
             "model.eval()",
             spread,
@@ -36,8 +39,8 @@ def check_modes(patient: Patient) -> Iterator[Finding]:
             "batch-norm-training",
             "error",
             f"Batch-norm is in training mode: {listing(norms)}.",
-            "It couples the samples of a batch, so the loss depends on how data is cut, and its statistics move with "
-            "every pass. The size is the relative change of the loss by model.eval().",
+            "It couples the samples of a batch, so the loss depends on how the data is cut into batches. Its "
+            "statistics change with every pass. The size is the relative change of the loss by model.eval().",
             "model.eval()",
             _against_eval(patient),
         )
@@ -48,8 +51,8 @@ def check_modes(patient: Patient) -> Iterator[Finding]:
             "written-buffers",
             "error",
             f"The forward pass writes into buffers, and the loss depends on what it wrote: {listing(written)}.",
-            "Every pass is another function, and products drift. The size is the relative change of the loss from one "
-            "pass to the next.",
+            "Every pass computes a different loss, and products drift. The size is the relative change of the loss "
+            "from one pass to the next.",
             "model.eval()" if patient.model.training else "if self.training: ...  # around the line that writes",
             writes.drift,
         )
@@ -58,17 +61,17 @@ def check_modes(patient: Patient) -> Iterator[Finding]:
             "written-buffers",
             "note",
             f"The forward pass writes into buffers that the loss does not depend on: {listing(written)}.",
-            "curvlens works on copies of them; results are not affected, and the model keeps its own.",
-            "model.eval()  # if they are not to be computed at all",
+            "Results are not affected: curvlens works on copies, and the buffers of the model stay unchanged.",
+            "model.eval()  # if you do not need them",
         )
-    if cured:  # the other checks look at the model as it will be
+    if cured:  # the other checks see the model with the fix applied
         patient.model.eval()
         spread = _spread(patient)
     if spread is not None and spread > _SAME and (cured or not dropping):
         yield Finding(
             "random-loss",
             "error",
-            "Two passes over the same batch give two losses, and no module in training mode says that it drops.",
+            "Two passes over the same batch give different losses, and no dropout module is in training mode.",
             "No two products belong to the same matrix. The size is the relative difference of the loss in two passes.",
             "if self.training: ...  # around the layer that draws (F.dropout(x, p, self.training), torch.randn); then "
             "model.eval()",
@@ -77,10 +80,10 @@ def check_modes(patient: Patient) -> Iterator[Finding]:
 
 
 def _spread(patient: Patient) -> float | None:
-    """How much the loss of the first samples differs between passes; None if there is nothing to pass."""
+    """The largest relative difference of the loss over three passes. None if the model cannot run."""
     if not patient.runs:
         return None
-    # Three passes: rare drops (stochastic depth at a small rate) may leave two alike.
+    # Three passes: with rare drops (stochastic depth at a small rate) two may be equal.
     losses = [patient.loss_of(patient.few) for _ in range(3)]
     return max(change(loss, losses[0]) for loss in losses[1:])
 

@@ -1,4 +1,4 @@
-"""Norms at which ε decides: below it a norm multiplies by 1/√ε, whatever the data."""
+"""Norms whose input varies less than ε: such a norm multiplies by 1/√ε, independent of the data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from curvlens.checkup.patient import Patient
 from curvlens.errors import listing
 
 SHARE = 0.25
-"""Said when so many of the rows at a norm lie below its ε. Rows of padding, and of zeros, are left out."""
+"""The warning comes if at least this share of the rows lies below ε. Rows of padding and of zeros do not count."""
 
 
 def check_norms(patient: Patient) -> Iterator[Finding]:
-    """The variance, or the mean square, at the input of every norm, in one pass."""
+    """Check that the input of each norm varies by more than its ε. If not, lower ``norm.eps``."""
     mask = patient.few.get("attention_mask") if isinstance(patient.few, Mapping) else None
     shares: dict[str, float] = {}
     ratios: dict[str, float] = {}
@@ -39,23 +39,23 @@ def check_norms(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             "tiny-variance",
             "warning",
-            f"The input of {listing(small)} varies less than the norm's eps allows for.",
-            "eps and not the data decides the curvature there: another eps, another result. The number is the "
-            "median variance.",
-            "norm.eps = 1e-12  # or larger embeddings and weights in front of the norm",
+            f"The variance at the input of {listing(small)} is below the eps of the norm.",
+            "The curvature there depends on eps more than on the data. The number is the median variance in units of "
+            "eps.",
+            "norm.eps = 1e-12  # or use larger embeddings and weights before the norm",
             min(ratios[name] for name in small),
             "eps",
         )
 
 
 def _without_padding(x: Tensor, mask: Any) -> Tensor:
-    """The rows of tokens that are there: those of padding may be as small as they like."""
+    """The rows of real tokens. Rows of padding may be small without harm."""
     fits = isinstance(mask, Tensor) and mask.ndim == 2 and x.ndim > 2 and x.shape[:2] == mask.shape
     return x[mask != 0] if fits else x
 
 
 def spread(module: nn.Module, tensors: list[Tensor]) -> tuple[Tensor, float] | None:
-    """What a norm divides by, squared and row by row, without rows of zeros, and its ε; None for other modules."""
+    """The variance (mean square for RMSNorm) of each nonzero row, and ε. None if the module is not a norm."""
     x = next((x for x in tensors if x.is_floating_point()), None)
     if x is None:
         return None

@@ -1,4 +1,4 @@
-"""Numbers that are none: NaN and infinity, and where they first appear."""
+"""NaN and infinity, and where they first appear."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from curvlens.errors import listing
 
 
 def check_values(patient: Patient) -> Iterator[Finding]:
-    """NaN or infinity in parameters and inputs, NaN in buffers; a buffer, or a mask, may hold −inf with good reason."""
+    """Check parameters, buffers and inputs for NaN and infinity. Find their source, then replace them.
+
+    Infinity is allowed in buffers and masks, which may hold −inf on purpose.
+    """
     model = patient.model
     bad = [f"parameter {name}" for name, p in model.named_parameters() if _bad(p)]
     bad += [f"buffer {name}" for name, b in model.named_buffers() if _bad(b, infinity=False)]
@@ -27,8 +30,8 @@ def check_values(patient: Patient) -> Iterator[Finding]:
             "not-finite-values",
             "error",
             f"NaN or infinite numbers in {listing(bad)}.".replace("'", ""),
-            "They spread to the loss and to every entry of a product.",
-            "torch.nan_to_num_(p.data)  # after finding out where they come from; a training run that diverged?",
+            "They make the loss and every entry of a product NaN.",
+            "torch.nan_to_num_(p.data)  # first find out where they come from, such as a training run that diverged",
         )
 
 
@@ -50,7 +53,7 @@ def _inputs(batch: Batch | None) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_outputs(patient: Patient) -> Iterator[Finding]:
-    """The first module whose output is not a number, or infinite on the way to a loss that is not finite."""
+    """Find the first module with NaN in its output (or infinity, if the loss is not finite). Look at that module."""
     nan: list[str] = []
     infinite: list[str] = []
 
@@ -69,9 +72,9 @@ def check_outputs(patient: Patient) -> Iterator[Finding]:
     yield Finding(
         "not-finite-output",
         "error",
-        f"The output of {places[0]} is the first that is not finite."
+        f"The first module with an output that is not finite is {places[0]}."
         if places
-        else f"The loss is {total}, though all modules return finite numbers.",
+        else f"The loss is {total}, but all modules return finite numbers.",
         "The loss or its derivatives are NaN.",
-        "torch.autograd.set_detect_anomaly(True)  # to see the operation; model.float() if it overflows in float16",
+        "torch.autograd.set_detect_anomaly(True)  # shows the operation; if float16 overflows, call model.float()",
     )

@@ -1,4 +1,4 @@
-"""Padding that takes part: in the attention of the tokens that count, or among the tokens that count."""
+"""Padding that changes the loss: real tokens attend to it, or its labels count."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from curvlens.losses.cross_entropy import CrossEntropy
 from curvlens.losses.language import both
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-"""Relative change of the loss below which padding does not take part; 0.05 in half precision."""
+"""Relative change of the loss that counts as rounding; 0.05 in half precision."""
 
 
 def check_padding(patient: Patient) -> Iterator[Finding]:
-    """Two measurements on the first batch: ignore padding in the labels, and cut it off."""
+    """Check that the loss stays the same if padded labels are ignored, and if padding is cut off.
+
+    If not, set padded labels to −100, or pass an ``attention_mask``.
+    """
     text = text_of(patient)
     if text is None:
         return
@@ -49,29 +52,28 @@ def check_padding(patient: Patient) -> Iterator[Finding]:
 
 
 def tolerance_of(patient: Patient) -> float:
-    """The relative change of the loss that is none, in the dtype of the model."""
+    """The relative change of the loss that counts as rounding, in the dtype of the model."""
     return _TOLERANCE.get(next(patient.model.parameters()).dtype, 0.05)
 
 
 def _counted(text: Text, size: float) -> Finding:
     rows = _rows(text.padding) if bool(text.padding.any()) else "some samples"
-    fix = "labels[attention_mask == 0] = -100  # for labels by themselves: labels[labels == pad_token_id] = -100"
+    fix = "labels[attention_mask == 0] = -100  # without a mask: labels[labels == pad_token_id] = -100"
     if text.labels is not None and bool(text.padding[:, 0].any()):  # on the left
         fix = (
-            "labels[attention_mask == 0] = -100; labels[:, 1:][attention_mask[:, :-1] == 0] = -100  # nor is the first "
-            "token of a text predicted from padding"
+            "labels[attention_mask == 0] = -100; labels[:, 1:][attention_mask[:, :-1] == 0] = -100  # also ignores the "
+            "first token of a text, which would be predicted from padding"
         )
     if text.labels is None:
         fix = text.mask_fix
     elif text.mask is None and text.labels.shape == text.tokens.shape and bool(text.padding.any()):
         token = int(text.tokens[text.padding][0])
-        fix = f"labels[input_ids == {token}] = -100  # at the ends of samples; and give an attention_mask"
+        fix = f"labels[input_ids == {token}] = -100  # at the ends of samples; also pass an attention_mask"
     return Finding(
         "counted-padding",
         "error",
         f"Padding counts as labels: {rows} of the first batch.",
-        "The loss averages over tokens nobody wrote, and so does its curvature. The size is the relative change of "
-        "the loss.",
+        "Loss and curvature average over padding. The size is the relative change of the loss.",
         fix,
         size,
     )
@@ -80,16 +82,16 @@ def _counted(text: Text, size: float) -> Finding:
 def _unmasked(patient: Patient, text: Text, size: float) -> Finding:
     token = int(text.tokens[text.padding][0])
     guess = {
-        "guess": " (a guess: it fills the ends of samples, without labels, and is nowhere else)",
+        "guess": " (a guess: it occurs only at the ends of samples, without labels)",
         "table": " (the padding_idx of its embedding)",
     }.get(text.source, "")
-    own = f"mask = tokens == {token}  # given to attention: TransformerEncoder(src_key_padding_mask=mask) in torch.nn"
+    own = f"mask = tokens == {token}  # pass it to attention: TransformerEncoder(src_key_padding_mask=mask) in torch.nn"
     return Finding(
         "unmasked-padding",
         "error" if text.known else "warning",
-        f"Token {token} pads {_rows(text.padding)} of the first batch{guess}, and no mask says so.",
-        "Tokens that count look at the padding: loss and curvature depend on how long it is. The size is the relative "
-        "change of the loss of these samples when it is cut off.",
+        f"Token {token} is padding{guess} and is not masked: {_rows(text.padding)} of the first batch.",
+        "Real tokens attend to the padding, so loss and curvature depend on its length. The size is the relative "
+        "change of the loss of these samples when the padding is cut off.",
         text.mask_fix if isinstance(patient.batch, Mapping) else own,
         size,
     )
@@ -100,9 +102,9 @@ def _runs(text: Text, size: float) -> Finding:
     return Finding(
         "eos-padding",
         "note",
-        f"Runs of token {token}, which ends a text, fill the ends of samples: {_rows(text.padding)} of the first batch "
-        "beside the one that ends each text. There is no attention_mask, and no pad_token_id in the configuration.",
-        "If they are padding, loss and curvature average over tokens nobody wrote; if the text is so, nothing is "
+        f"The end-of-text token {token} is repeated at the ends of samples: {_rows(text.padding)} of the first batch, "
+        "not counting the first of each run. There is no attention_mask, and no pad_token_id in the configuration.",
+        "If these tokens are padding, loss and curvature average over padding. If they belong to the text, nothing is "
         "wrong. The size is the relative change of the loss without them.",
         f"{text.mask_fix}  # if they are padding",
         size,
@@ -115,7 +117,7 @@ def _rows(padding: Tensor) -> str:
 
 
 def without_padded_labels(patient: Patient, text: Text, ignored: int) -> Batch | None:
-    """The batch with padding ignored in its labels; the batch itself if it is already, None if that cannot be said."""
+    """The batch with padding ignored in its labels (perhaps unchanged). None if the labels are not known."""
     config = getattr(patient.model, "config", None)
     if text.labels is None:
         if not isinstance(patient.loss, CausalLM) or not patient.loss.shift:
@@ -144,7 +146,7 @@ def _as_mapping(batch: Batch) -> dict[str, Any]:
 
 
 def when_cut(patient: Patient, batch: Batch, padding: Tensor) -> float | None:
-    """How much the loss of padded samples changes when each is cut to its own length; None if they cannot be cut."""
+    """The relative change of the loss when each padded sample is cut to its own length. None if that fails."""
     if patient.loss is None or patient.loss.couples_batch or batches.batch_size(batch) is None:
         return None
     difference, total = 0.0, 0.0
@@ -154,11 +156,11 @@ def when_cut(patient: Patient, batch: Batch, padding: Tensor) -> float | None:
             short = batches.map_tensors(partial(_columns, kept=kept), sample)
             whole, cut = patient.sum_and_count(sample)[0], patient.sum_and_count(short)[0]
         except Exception:
-            return None  # a model of one length only
+            return None  # the model takes one length only
         difference, total = difference + abs(whole - cut), total + abs(cut)
     return difference / total if total else 0.0
 
 
 def _columns(x: Tensor, kept: Tensor) -> Tensor:
-    """The kept positions of what has one entry, or vector, for each."""
+    """The kept positions of a tensor that has one column per position; other tensors unchanged."""
     return x[:, kept] if x.ndim > 1 and x.shape[1] == len(kept) else x

@@ -1,4 +1,4 @@
-"""What the doctor looks at: a model, its loss and the first batch, with or without a problem that accepts them."""
+"""The input of all checks: a model, its loss and the first batch, with or without a `Problem`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, IterableDataset
 
 from curvlens import batches
+from curvlens._evaluation.buffers import Writes, copies, writes
+from curvlens._evaluation.exchange import exchanged
+from curvlens._evaluation.pieces import Piece
 from curvlens.batches import Batch
-from curvlens.buffers import Writes, copies, writes
-from curvlens.exchange import exchanged
 from curvlens.losses import Loss
-from curvlens.pieces import Piece
 from curvlens.precision import KeepFloat64, is_float64
 from curvlens.problem import Problem
 from curvlens.sdpa import second_order
 from curvlens.surroundings import Result
 
 FEW = 4
-"""How many samples go through the model, where any would do."""
+"""The number of samples for checks that do not need the whole batch."""
 
 
 class Patient:
-    """A model, its data and its loss. Passes go through `run`, in the setting in which curvlens would do them."""
+    """A model, its data and its loss. Checks call `run` for passes, which uses the same modes as a `Problem`."""
 
     def __init__(self, model: nn.Module, source: Any, loss: Loss | None, problem: Problem | None) -> None:
         self.model = model
@@ -36,17 +36,17 @@ class Patient:
         self.loss = loss
         self.problem = problem
         self.batch: Batch | None = None
-        """The first batch, a copy on the model's device; None if it cannot be had without using the data up."""
+        """The first batch, a copy on the model's device. None if reading it would use up the data."""
         self.coarse = False
-        """Whether passes carry fewer digits than the parameters: float32 on the way, or autocast."""
+        """Whether passes have fewer digits than the parameters: they use float32 inside, or autocast."""
         self.half = False
-        """Whether they carry two or three: half precision on the way."""
+        """Whether passes have only two or three digits: they use half precision inside."""
         self.runs = False
-        """Whether the loss of the first batch could be computed; what it is does not matter."""
+        """Whether the loss of the first batch could be computed. It may be NaN."""
 
     @property
     def batches(self) -> Iterable[Batch] | None:
-        """The data as batches; None if it is none, or if a pass would use it up."""
+        """The data as batches. None if it is not iterable, or if a pass would use it up."""
         if isinstance(self.source, (Tensor, Mapping, tuple)):
             return [self.source]
         return self.source if hasattr(self.source, "__iter__") and not self.one_shot else None
@@ -60,7 +60,7 @@ class Patient:
         return hasattr(source, "__next__") and iter(source) is source
 
     def admit(self) -> None:
-        """Fetch the first batch and see whether the model runs on it."""
+        """Fetch the first batch and check that the model runs on it (`runs`)."""
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         if self.batches is None or device.type == "meta":
             return
@@ -72,24 +72,24 @@ class Patient:
             try:
                 self.loss_of(self.batch)
             except Exception:
-                return  # a problem for it cannot be built either, and its refusal says why
+                return  # `Problem` fails too, and its message becomes a finding
             self.runs = True
 
     def run(
         self, action: Callable[[], Result], *, twice: bool = False, buffers: Mapping[str, Tensor] | None = None
     ) -> Result:
-        """Do something with the model, as curvlens would: ``twice`` for second derivatives."""
+        """Call ``action`` in the modes that a `Problem` uses; ``twice`` adds those for second derivatives."""
         if buffers is None:
             buffers = copies(self.model, dict(self.model.named_buffers()))
         if self.problem is not None:
-            return self.problem.at(None, action, twice=twice, buffers=buffers)
+            return self.problem._evaluation.at(None, action, twice=twice, buffers=buffers)
         modes: list[TorchFunctionMode] = [second_order()] if twice else []
         if is_float64(self.model):
             modes.append(KeepFloat64())
         return exchanged(self.model, {}, action, modes, buffers)
 
     def sum_and_count(self, batch: Batch, *, twice: bool = False) -> tuple[float, float]:
-        """The summed loss of a batch and its count, neither of them checked."""
+        """The summed loss of a batch and its count, both unchecked."""
         assert self.loss is not None
         loss, copied = self.loss, batches.map_tensors(Tensor.clone, batch)
 
@@ -106,7 +106,7 @@ class Patient:
         return total / count if count else math.nan
 
     def writes(self) -> Writes:
-        """Which buffers a pass over the first samples writes; none if there is nothing to pass."""
+        """The buffers that a pass over the first samples writes; none if the model cannot run."""
         if not self.runs or self.loss is None:
             return Writes()
         loss, dtype = self.loss, next(self.model.parameters()).dtype
@@ -125,7 +125,7 @@ class Patient:
 
     @cached_property
     def few(self) -> Batch:
-        """Some samples of the first batch, or all of it where it cannot be cut."""
+        """The first `FEW` samples of the first batch, or the whole batch if it cannot be cut."""
         assert self.batch is not None
         size = batches.batch_size(self.batch)
         if size is None or size <= FEW or self.loss is None or self.loss.couples_batch:
@@ -138,7 +138,7 @@ class Patient:
 
     @cached_property
     def sample(self) -> Piece:
-        """One sample of the first batch in which something counts, or all of the batch where it cannot be cut."""
+        """The first sample with a token that counts, or the whole batch if it cannot be cut."""
         for i in range(min(batches.batch_size(self.few) or 0, FEW)):
             if self.loss is None or self.loss.couples_batch:
                 break

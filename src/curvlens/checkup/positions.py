@@ -1,4 +1,4 @@
-"""Where tokens stand: labels that are not shifted, and positions that count padding."""
+"""Labels that are not shifted, and position numbers that count padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from curvlens.losses.cross_entropy import CrossEntropy
 
 
 def check_shift(patient: Patient) -> Iterator[Finding]:
-    """A model that sees no later token, asked to predict the token it sees."""
+    """Check that a causal model is not asked to predict the token it is given. If so, use ``losses.CausalLM()``."""
     loss = patient.loss
     if not isinstance(loss, CrossEntropy) or getattr(loss, "shift", False):
         return
@@ -38,22 +38,22 @@ def check_shift(patient: Patient) -> Iterator[Finding]:
     yield Finding(
         "unshifted-labels",
         "error",
-        "Every label is the token at its own position, and the model sees no later ones: it is asked to predict what "
-        "it is shown.",
-        f"This is not the next-token loss: {here:.4g} instead of {there:.4g}. The size is the relative difference.",
+        "Each label equals the token at its own position, and the model is causal: it predicts a token that it is "
+        "given.",
+        f"The loss is {here:.4g}; the next-token loss is {there:.4g}. The size is the relative difference.",
         "losses.CausalLM()  # shifts the labels by itself",
         change(here, there),
     )
 
 
 def _equal(labels: Tensor, tokens: Tensor, ignored: int) -> bool:
-    """Whether all labels that count are the tokens at their places."""
+    """Whether each label that counts equals the token at its position."""
     counts = labels != ignored
     return bool(counts.any()) and bool((labels == tokens)[counts].all())
 
 
 def _causal(patient: Patient, text: Text) -> bool:
-    """Whether the outputs before the last token stay as they are when it is another one."""
+    """Whether a different last token leaves the outputs before it unchanged."""
     assert patient.loss is not None
     loss, last = patient.loss, text.tokens[:, -1]
     others = text.tokens[text.tokens != last[0]]
@@ -77,7 +77,7 @@ def _with_tokens(batch: Batch, tokens: Tensor) -> Batch:
 
 
 def check_positions(patient: Patient) -> Iterator[Finding]:
-    """Padding before the text, masked, but counted by a model that numbers its positions from the first column."""
+    """Check that padding on the left does not shift the positions. If it does, pass ``position_ids``."""
     text, batch = text_of(patient), patient.batch
     if text is None or text.mask is None or not isinstance(batch, Mapping) or "position_ids" in batch:
         return
@@ -89,7 +89,7 @@ def check_positions(patient: Patient) -> Iterator[Finding]:
         here, there = (patient.loss_of(given) for given in (batch, {**batch, "position_ids": positions}))
         starts_at_zero = _starts_at_zero(patient, batch, text.mask, int(left.nonzero()[0]))
     except Exception:
-        return  # a model that takes no positions
+        return  # the model takes no position_ids
     size = change(here, there)
     if size <= tolerance_of(patient) or not starts_at_zero:
         return
@@ -99,15 +99,15 @@ def check_positions(patient: Patient) -> Iterator[Finding]:
         "error",
         f"Samples {rows} of the first batch have padding before the text and no position_ids: the model counts "
         "positions from the first column, padding included.",
-        "The same text has another loss, and another curvature, than without padding. The size is the relative change "
-        "of the loss by the right positions.",
+        "Padding changes the loss and the curvature of a text. The size is the relative change of the loss by the "
+        "right positions.",
         "batch['position_ids'] = (batch['attention_mask'].cumsum(1) - 1).clamp(min=0)  # or padding_side='right'",
         size,
     )
 
 
 def _starts_at_zero(patient: Patient, batch: Batch, mask: Tensor, row: int) -> bool:
-    """Whether a sample without its padding has the positions 0, 1, 2, … where none are given."""
+    """Whether the model numbers the tokens of a sample without padding 0, 1, 2, …"""
     kept = mask[row] != 0
 
     def columns(x: Tensor) -> Tensor:

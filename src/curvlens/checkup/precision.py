@@ -1,4 +1,4 @@
-"""Digits lost on the way: half precision, and float32 inside of float64."""
+"""Lost digits: half precision, and float32 steps in a float64 model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from curvlens.errors import listing
 from curvlens.precision import HALF, HalfInside, is_float64
 
 _ROUNDING = 2.0**-24
-"""What a number loses in float32, at most, relative to itself."""
+"""The largest relative rounding error of a number in float32."""
 _EXACT = 1e-12
-"""A cast that changes less than that loses nothing: masks, counts, powers of two."""
+"""A cast that changes less than this is exact: masks, counts, powers of two."""
 
 
 def check_half(patient: Patient) -> Iterator[Finding]:
-    """Parameters in half precision."""
+    """Check for parameters in half precision. Call ``model.float()`` or ``model.double()``."""
     half = [name for name, p in patient.model.named_parameters() if p.dtype in HALF]
     if half:
         dtype = str(dict(patient.model.named_parameters())[half[0]].dtype).removeprefix("torch.")
@@ -33,15 +33,15 @@ def check_half(patient: Patient) -> Iterator[Finding]:
             "half-precision",
             "warning",
             f"{len(half)} parameters are in {dtype}: {listing(half)}.",
-            "Second derivatives carry two or three digits at best. The size is the relative change of the loss against "
-            "float32 at the same weights; that of the curvature is larger.",
+            "Second derivatives have two or three digits at best. The size is the relative difference of the loss from "
+            "float32 at the same weights. The error of the curvature is larger.",
             "model.float()  # model.double() for exact work",
             _against_float32(patient),
         )
 
 
 def _against_float32(patient: Patient) -> float | None:
-    """How far the loss is from that of a float32 copy of the model."""
+    """The relative difference of the loss from that of a float32 copy of the model."""
     if not patient.runs:
         return None
     loss = patient.loss
@@ -62,7 +62,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def check_autocast(patient: Patient) -> Iterator[Finding]:
-    """Autocast, which rounds matrix products whatever the parameters are."""
+    """Check for autocast, which rounds matrix products to half precision. Disable it."""
     device = next((p.device.type for p in patient.model.parameters()), "cpu")
     if not torch.is_autocast_enabled(device):
         return
@@ -78,18 +78,18 @@ def check_autocast(patient: Patient) -> Iterator[Finding]:
         "autocast-active",
         "warning",
         f"torch.autocast is on for {device}, in {torch.get_autocast_dtype(device)}.",
-        "Second derivatives carry two or three digits at best. The size is the relative change of the loss.",
+        "Second derivatives have two or three digits at best. The size is the relative change of the loss.",
         "with torch.autocast(device, enabled=False): ...",
         size,
     )
 
 
 def check_inside(patient: Patient) -> Iterator[Finding]:
-    """Half precision inside of the forward pass of a model whose parameters have more: its own autocast, its casts."""
+    """Check for casts to half precision inside the forward pass. Call ``model.double()`` or remove the casts."""
     device = next((p.device.type for p in patient.model.parameters()), "cpu")
     wide = all(p.dtype not in HALF for p in patient.model.parameters())
     if torch.is_autocast_enabled(device) or not wide:
-        return  # found already
+        return  # `check_half` or `check_autocast` reports it
     location = Location()
     seen = _Places(location)
     with seen, hooked(patient.model, inputs=location.enter, outputs=location.leave):
@@ -102,15 +102,15 @@ def check_inside(patient: Patient) -> Iterator[Finding]:
         "warning",
         f"The forward pass rounds to {str(seen.dtype).removeprefix('torch.')} in {listing(seen.places)}: it uses "
         "torch.autocast, or casts of its own.",
-        "Second derivatives carry two or three digits at best, too few to compare them with differences. The size is "
-        "the relative rounding.",
-        "model.double()  # autocast leaves float64 alone; or take autocast out of the forward pass",
+        "Second derivatives have two or three digits at best, too few to check them by finite differences. The size is "
+        "the relative rounding error.",
+        "model.double()  # autocast does not change float64; or remove autocast from the forward pass",
         seen.lost,
     )
 
 
 class _Places(HalfInside):  # type: ignore[no-untyped-call]
-    """Remembers the modules too."""
+    """Also records the modules in which a pass rounds."""
 
     def __init__(self, location: Location) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class _Places(HalfInside):  # type: ignore[no-untyped-call]
 
 
 def check_islands(patient: Patient) -> Iterator[Finding]:
-    """Numbers that pass through float32 in a float64 model, in spite of `KeepFloat64`."""
+    """Check for float32 steps in a float64 model that `KeepFloat64` does not prevent. Keep the dtype in the model."""
     dtypes = {name: p.dtype for name, p in patient.model.named_parameters() if p.is_floating_point()}
     if torch.float64 not in dtypes.values():
         return
@@ -140,8 +140,8 @@ def check_islands(patient: Patient) -> Iterator[Finding]:
         "float32-island",
         "warning",
         f"The model is in float64, but numbers pass through float32 in {places or 'its parameters'}.{parameters}",
-        "Eight digits of sixteen are left, in the loss and in all derivatives. The size is the relative rounding.",
-        "model.double()  # and new tensors as x.new_zeros(...) or dtype=x.dtype, no numpy in float32",
+        "Loss and derivatives have eight digits instead of sixteen. The size is the relative rounding error.",
+        "model.double()  # and create tensors with x.new_zeros(...) or dtype=x.dtype, without numpy in float32",
         max(islands.found.values(), default=_ROUNDING),
     )
 
@@ -149,14 +149,14 @@ def check_islands(patient: Patient) -> Iterator[Finding]:
 _INTEGERS = {
     getattr(torch.ops.aten, name).default for name in ("floor", "ceil", "round", "trunc", "floor_divide", "sign")
 }
-"""Operations whose results are whole numbers: what was lost before them is gone (LongT5 numbers its blocks so)."""
+"""Operations with whole numbers as results: earlier rounding has no effect (LongT5 computes block numbers this way)."""
 
 
 class Islands(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation, and remembers in which module float64 became float32 or met it.
+    """Watches all operations and records the modules in which float64 becomes float32 or is combined with it.
 
-    What was lost is followed to the number that comes out: masks and the numbers of positions, computed in float32 and
-    made integers, lose nothing of it.
+    A lost digit is followed to the loss. Masks and position numbers that are computed in float32 and become integers
+    cost no digits.
     """
 
     def __init__(self, location: Location, batch: Batch) -> None:
@@ -165,14 +165,14 @@ class Islands(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._given = {x.data_ptr() for x in batches.tensors(batch)}
         self._sizes: dict[str, float] = {}
         self._lost_in: dict[int, frozenset[str]] = {}
-        """By storage, the modules in which something of its numbers was lost."""
+        """By address of a storage, the modules in which its numbers lost digits."""
         self._held: list[Tensor] = []
-        """Freed storage would be used again under the same address."""
+        """Keeps tensors alive: a freed storage could be reused at the same address."""
         self._reached: frozenset[str] = frozenset()
 
     @property
     def found(self) -> dict[str, float]:
-        """The modules in which something was lost that the loss depends on, and how much."""
+        """The modules in which the loss loses digits, and the relative rounding error in each."""
         return {name: size for name, size in self._sizes.items() if name in self._reached}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -206,7 +206,7 @@ class Islands(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _lost(wide: list[Tensor], narrow: Tensor) -> float:
-    """What of a float64 input is lost in a float32 result, relative to its largest entry."""
+    """The rounding error of a float32 result of a float64 input, relative to the largest entry."""
     source = wide[-1]  # the source of a copy comes last
     try:
         source = source.expand_as(narrow)
@@ -220,10 +220,10 @@ def _lost(wide: list[Tensor], narrow: Tensor) -> float:
 
 
 _MASKED = -1e8
-"""What is below is the −∞ of a mask: behind a softmax it is 0, however it was rounded (LongT5 adds −1e10)."""
+"""A number below this is the −∞ of a mask. Its softmax is 0 with any rounding (LongT5 adds −1e10)."""
 
 
 def _rounded(x: Tensor) -> bool:
-    """Whether a float32 tensor holds more than small integers, masks and powers of two, which are exact."""
+    """Whether a float32 tensor may be rounded: it holds more than small integers, masks and powers of two."""
     coarse = x.detach().bfloat16().float()
     return bool((x.isfinite() & (x > _MASKED) & (coarse != x)).any())

@@ -1,4 +1,4 @@
-"""Why a problem cannot be built, in the words of the user where the cause is known."""
+"""A finding for an error of `Problem`, with the cause and a fix where they are known."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from curvlens.losses.cross_entropy import CrossEntropy
 def refused(error: Exception, patient: Patient) -> Finding:
     """The finding for an error of `Problem`."""
     text = str(error) if isinstance(error, CurvlensError) else f"{type(error).__name__}: {error}"
-    cause, fix = _cause(text, patient) or ("", "Problem(model, data, loss)  # with what the text above asks for")
+    cause, fix = _cause(text, patient) or ("", "Problem(model, data, loss)  # with the change named above")
     return Finding("refused", "error", f"Problem cannot be built: {cause}{text}", "Nothing can be computed.", fix)
 
 
 def _cause(text: str, patient: Patient) -> tuple[str, str] | None:
-    """What lies behind an error, with the line that mends it; None if that is not known."""
+    """The cause of an error and the line that fixes it. None if the cause is not known."""
     config = getattr(patient.model, "config", None)
     if "mat_a to be" in text or "grouped_mm" in text:
         return (
@@ -33,7 +33,7 @@ def _cause(text: str, patient: Patient) -> tuple[str, str] | None:
     if getattr(config, "is_encoder_decoder", False) and isinstance(loss, CrossEntropy):
         if not isinstance(loss, CausalLM):
             return (
-                f"the model is an encoder-decoder, and {type(loss).__name__} gives its decoder no input. It said: ",
+                f"the model is an encoder-decoder, and {type(loss).__name__} gives its decoder no input. The error: ",
                 "losses.CausalLM()  # makes the decoder's inputs from the labels",
             )
         return None
@@ -41,7 +41,7 @@ def _cause(text: str, patient: Patient) -> tuple[str, str] | None:
 
 
 def _outside(patient: Patient) -> tuple[str, str] | None:
-    """The first embedding that is asked for a row it does not have: token ids, or positions."""
+    """The first embedding that gets an index beyond its rows: a token id, or a position."""
     found: list[tuple[str, str]] = []
     given = [x for x in batches.tensors(patient.batch) if not x.is_floating_point()]
 
@@ -54,10 +54,10 @@ def _outside(patient: Patient) -> tuple[str, str] | None:
             return
         if any(x.shape == ids.shape and torch.equal(x, ids) for x in given):
             what = f"ids run from {low} to {high}, but {name!r} has {rows} rows, for ids from 0 to {rows - 1}. "
-            fix = "model.resize_token_embeddings(len(tokenizer))  # or the tokenizer that belongs to the model"
+            fix = "model.resize_token_embeddings(len(tokenizer))  # or use the tokenizer of the model"
         else:
             what = f"sequences of {ids.shape[-1]} tokens are longer than the {rows} positions of {name!r}. "
-            fix = f"input_ids = input_ids[:, :{rows}]  # and masks and labels likewise"
+            fix = f"input_ids = input_ids[:, :{rows}]  # cut masks and labels in the same way"
         found.append((f"{what}torch said: ", fix))
 
     if patient.batch is not None and patient.loss is not None:
@@ -70,12 +70,12 @@ def _outside(patient: Patient) -> tuple[str, str] | None:
 
 
 def _too_long(patient: Patient) -> tuple[str, str] | None:
-    """Sequences beyond what the configuration says, where positions are no embedding of their own."""
+    """Sequences longer than ``config.max_position_embeddings``, for models without an embedding of positions."""
     most = getattr(getattr(patient.model, "config", None), "max_position_embeddings", None)
     tokens = [x for x in batches.tensors(patient.batch) if x.ndim == 2 and not x.is_floating_point()]
     if not isinstance(most, int) or not tokens or tokens[0].shape[1] <= most or patient.runs:
         return None
     return (
         f"sequences of {tokens[0].shape[1]} tokens are longer than the {most} positions of the model. torch said: ",
-        f"input_ids = input_ids[:, :{most}]  # and masks and labels likewise",
+        f"input_ids = input_ids[:, :{most}]  # cut masks and labels in the same way",
     )

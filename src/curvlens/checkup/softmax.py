@@ -1,8 +1,8 @@
-"""Attention that has decided: in a saturated softmax 1 − max(A) is what derivatives are made of, and it is rounded.
+"""Saturated softmax: almost all weight is on one key, and derivatives lose digits.
 
-Derivatives of a softmax row A are products with A_i (1 − A_i) and A_i A_j. Where A_max is 1 up to ε, rounding errors of
-relative size ε/(1 − A_max) are left, ε the rounding unit. What counts for a product is the sum over rows, so the
-digits left are log10 of the mean of 1 − A_max over ε.
+Derivatives of a softmax row A are products with A_i (1 − A_i) and A_i A_j. If A_max is near 1, their relative rounding
+error is ε/(1 − A_max), where ε is the rounding unit. A product sums over rows, so the digits left are log10 of the
+mean of (1 − A_max)/ε.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from curvlens.precision import is_float64
 
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
 _MASKED = {torch.float16: -6e4}
-"""A score below is a mask; −5e8 in other dtypes."""
+"""By dtype: lower scores are masks. The bound is −5e8 in other dtypes."""
 LEFT = 1 / 4
-"""Said when less than this part of the digits is left: 3.9 in float64, 1.7 in float32.
+"""The warning comes if less than this share of the digits is left: 3.9 in float64, 1.7 in float32.
 
-Measured on small GPTs in float32 (seeds 0–3, the q and k blocks against float64): 4 digits left, errors of 1e-5; 2, of
-5e-4; 1, of 1e-3; 0, of 1e-2; two below 0, of 0.1 to 1. Without saturation they are 5e-7.
+Measured on small GPTs in float32 (seeds 0–3, the q and k blocks against float64): with 4 digits left, errors are 1e-5;
+with 2, 5e-4; with 1, 1e-3; with 0, 1e-2; with −2, 0.1 to 1. Without saturation they are 5e-7.
 """
 
 
 def check_softmax(patient: Patient) -> Iterator[Finding]:
-    """One forward pass, with attention written out."""
+    """Check in one pass that softmax is not saturated. If it is, use float64 or smaller query and key weights."""
     location = Location()
     watch = Saturation(location)
     with watch, hooked(patient.model, inputs=location.enter, outputs=location.leave):
         patient.loss_of(patient.few, twice=True)
     worst = {name: digits for name, (digits, whole) in watch.digits.items() if digits < LEFT * whole}
     if worst:
-        smaller = "smaller query and key weights: a temperature, normed queries and keys, less training at this rate"
+        smaller = "smaller query and key weights: use a temperature, or normalise queries and keys"
         yield Finding(
             "saturated-softmax",
             "warning",
             f"Softmax is saturated in {listing(worst)}: nearly all weight is on one key.",
-            "1 − max(A) has lost most of its digits, and with it every derivative through attention (the q and k "
-            "blocks). Of the digits of its dtype so many are left.",
-            smaller if is_float64(patient.model) else "model.double()  # or smaller query and key weights",
+            "1 − max(A) has lost most of its digits, and so has every derivative through attention (the q and k "
+            "blocks). The number is the digits that are left.",
+            smaller if is_float64(patient.model) else "model.double()  # or use smaller query and key weights",
             min(worst.values()),
             "digits left",
         )
 
 
 class Saturation(TorchFunctionMode):
-    """Sees every softmax of a pass, below the mode that writes attention out."""
+    """Watches each softmax of a pass, also inside attention, which runs unfused here."""
 
     def __init__(self, location: Location) -> None:
         super().__init__()
         self._location = location
         self.digits: dict[str, tuple[float, float]] = {}
-        """By module: the digits left, and those its dtype has."""
+        """By module: the digits left, and the digits of the dtype."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -87,7 +87,7 @@ class Saturation(TorchFunctionMode):
 
 
 def beyond_the_largest(scores: Tensor) -> Tensor:
-    """1 − max(A) of every row with two keys or more that are not masked, without cancellation."""
+    """1 − max(A) of each row with at least two keys that are not masked, computed without cancellation."""
     wide = scores.double()
     allowed = wide > _MASKED.get(scores.dtype, -5e8)
     wide = wide[allowed.sum(-1) > 1]

@@ -26,19 +26,19 @@ class Text:
     labels: Tensor | None
     padding: Tensor
     source: Source
-    """What says that it is padding: a mask, ``config.pad_token_id``, the ``padding_idx`` of the embedding, labels that
-    are missing at the ends of rows; or nothing but a run of the token that ends a text."""
+    """How padding was found: by a mask, ``config.pad_token_id``, the ``padding_idx`` of the embedding, ignored labels
+    at the ends of rows ("guess"), or a run of the end-of-text token ("eos")."""
     marks: bool = False
-    """Whether the token that pads also begins or ends a text: not every one of them is padding."""
+    """Whether the padding token also begins or ends a text. Then not all of its occurrences are padding."""
 
     @property
     def known(self) -> bool:
-        """Whether somebody said that it is padding."""
+        """Whether the batch or the model declares the padding; otherwise it is a guess."""
         return self.source in ("mask", "config", "table")
 
     @property
     def declared(self) -> bool:
-        """Whether a mask has zeros."""
+        """Whether there is a mask with zeros."""
         return self.mask is not None and bool((self.mask == 0).any())
 
     @property
@@ -51,7 +51,7 @@ class Text:
 
 
 def text_of(patient: Patient) -> Text | None:
-    """The tokens of the first batch, if it is a text."""
+    """The tokens of the first batch. None if it has no token ids of shape (samples, tokens)."""
     inputs, labels = batches.split_target(patient.batch)
     mapping = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
     tokens, mask = mapping.get("input_ids"), mapping.get("attention_mask")
@@ -64,7 +64,7 @@ def text_of(patient: Patient) -> Text | None:
         assert mask is not None
         return replace(text, padding=mask == 0, source="mask")
     if "attention_mask" in mapping and mask is None:
-        return text  # a mask of a kind of its own
+        return text  # a mask of another shape; what it hides is not known
     config = getattr(patient.model, "config", None)
     marks = ids_of(config, "eos_token_id") | ids_of(config, "bos_token_id")
     said: tuple[tuple[Source, int | None], ...] = (
@@ -86,7 +86,7 @@ def text_of(patient: Patient) -> Text | None:
 
 
 def _of_the_table(patient: Patient, tokens: Tensor) -> int | None:
-    """The ``padding_idx`` of the embedding in which the tokens are looked up."""
+    """The ``padding_idx`` of the embedding that looks up the tokens."""
     found: list[int] = []
 
     def look(name: str, module: nn.Module, given: list[Tensor]) -> None:
@@ -100,13 +100,13 @@ def _of_the_table(patient: Patient, tokens: Tensor) -> int | None:
 
 
 def ids_of(config: Any, name: str) -> set[int]:
-    """The ids of a special token: a configuration has none, one or several."""
+    """The ids of a special token. A configuration has none, one or several."""
     value = getattr(config, name, None)
     return set(value) if isinstance(value, (list, tuple)) else {value} if isinstance(value, int) else set()
 
 
 def ends(same: Tensor, *, keep: int) -> Tensor:
-    """Runs at the end of a row, or at its beginning; without the ``keep`` entries next to the text."""
+    """Runs of True at both ends of a row, without the ``keep`` entries next to the text."""
     found = torch.zeros_like(same)
     for flip in (False, True):
         run = (same.flip(1) if not flip else same).long().cumprod(1).bool()  # from the outside inwards
@@ -118,7 +118,7 @@ def ends(same: Tensor, *, keep: int) -> Tensor:
 
 
 def _guess(tokens: Tensor, labels: Tensor | None, ignored: int) -> Tensor:
-    """A token that fills the ends of rows, at least two of it, without labels there, and is nowhere else."""
+    """Guess the padding: a token without labels, at least twice at an end of a row, and nowhere else."""
     nothing = torch.zeros_like(tokens, dtype=torch.bool)
     if not isinstance(labels, Tensor) or labels.shape != tokens.shape or not tokens.numel():
         return nothing
@@ -132,7 +132,7 @@ def _guess(tokens: Tensor, labels: Tensor | None, ignored: int) -> Tensor:
 
 
 def with_labels(batch: Batch, labels: Tensor) -> Batch:
-    """The batch with other labels in the place of its own."""
+    """The batch with other labels."""
     if isinstance(batch, Mapping):
         key = next(key for key in batches.TARGET_KEYS if batch.get(key) is not None)
         return {**batch, key: labels}

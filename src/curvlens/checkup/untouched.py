@@ -1,4 +1,4 @@
-"""Nothing is left behind: model, data and random numbers are afterwards as they were before."""
+"""Restores model, data and random states after the checks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from curvlens._evaluation.exchange import isolated
 from curvlens.checksum import same_bits
-from curvlens.exchange import isolated
 
 Step = Callable[[], object]
-"""Puts one thing back."""
+"""Restores one thing."""
 
 
 @contextmanager
 def untouched(model: nn.Module, source: object) -> Iterator[Callable[[], None]]:
-    """Inside, forward passes may draw random numbers, write into buffers and change modes; all is put back.
+    """Restore random states, buffers, parameters and training modes at the end of the block.
 
-    What it yields puts the tensors of the model back at once.
+    Yields a function that restores the tensors of the model immediately.
     """
     cuda = sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
     python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - data sets draw from it
@@ -46,7 +46,7 @@ def _all(steps: Iterable[Step]) -> None:
 
 
 def _held(model: nn.Module) -> Iterator[Step]:
-    """Which tensor is held under which name."""
+    """Steps that restore which tensor each module holds under which name."""
     for module in model.modules():
         for held in (module._parameters, module._buffers):
             yield partial(_refill, held, dict(held))
@@ -59,7 +59,7 @@ def _refill(held: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def _tensors(model: nn.Module) -> Iterator[Step]:
-    """The bits of parameters and buffers: a layer may write into them, as batch-norm does."""
+    """Steps that restore the values of parameters and buffers. A layer may write into them, as batch-norm does."""
     for x in (*model.parameters(), *model.buffers()):
         if x.device.type != "meta":
             yield partial(_rewrite, x, x.detach().clone())
@@ -71,7 +71,7 @@ def _rewrite(x: Tensor, before: Tensor) -> None:
 
 
 def _generators(source: object) -> Iterator[Step]:
-    """The generators of a loader, its sampler and its data set: every pass draws from them."""
+    """Steps that restore the random generators of a loader, its sampler and its data set."""
     sampler = getattr(source, "sampler", None)
     dataset = getattr(source, "dataset", None)
     seen: set[int] = set()

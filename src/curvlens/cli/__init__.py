@@ -138,7 +138,7 @@ def profile(
 ) -> None:
     """Print where the curvature comes from: the Gauss-Newton part, and the functional part of every module."""
     from curvlens.cli.profile import Files, Request, show_profile
-    from curvlens.cli.tree import View
+    from curvlens.report.terminal.tree import View
 
     request = Request(target, text, tokens, sequences, double, samples, seed, not no_top, spectral or (), memory)
     view = View(depth, sort, own, everything)

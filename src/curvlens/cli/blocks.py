@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from curvlens.blocks import Block, Blocks, By, map_blocks
 from curvlens.cli.models import skeleton
 from curvlens.errors import CurvlensError, CurvlensWarning, printable
 from curvlens.problem import Problem
+from curvlens.report.terminal import tables
 
 
 def show_blocks(target: str, by: By, heads: int | None = None) -> None:
@@ -33,17 +33,21 @@ def show_blocks(target: str, by: By, heads: int | None = None) -> None:
     console.print(printable(_summary(blocks)), highlight=False, markup=False)
 
 
-def table(blocks: Blocks) -> Table:
+def table(blocks: Blocks) -> RenderableType:
     """One row a block."""
-    result = Table(title=f"Blocks, family {blocks.family or 'unknown'}", title_justify="left")
-    result.add_column("block", no_wrap=True)
-    result.add_column("numbers", justify="right")
-    result.add_column("heads", justify="right")
-    result.add_column("is", overflow="fold")
-    for block in blocks.values():
-        name = printable(" = ".join((block.name, *block.aliases)))
-        result.add_row(Text(name), f"{block.size:,}", str(block.n_heads or ""), Text(_parts(block)))
-    return result
+    return tables.table(
+        ("block", "numbers", "heads", "is"),
+        (_row(block) for block in blocks.values()),
+        title=f"Blocks, family {blocks.family or 'unknown'}",
+        numbers=("numbers", "heads"),
+        options={"block": {"no_wrap": True}, "is": {"overflow": "fold"}},
+        title_justify="left",
+    )
+
+
+def _row(block: Block) -> tuple[str | Text, ...]:
+    name = printable(" = ".join((block.name, *block.aliases)))
+    return Text(name), f"{block.size:,}", str(block.n_heads or ""), Text(_parts(block))
 
 
 def _parts(block: Block, most: int = 4) -> str:

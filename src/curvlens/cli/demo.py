@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from curvlens.data import Addition
 from curvlens.linalg import density, eigs, frobenius, trace
@@ -17,6 +16,7 @@ from curvlens.losses import CausalLM
 from curvlens.models import GPT, GPTConfig
 from curvlens.operators import functional, ggn, hessian
 from curvlens.problem import Problem
+from curvlens.report.terminal import tables
 from curvlens.results import Density
 
 CONFIG = GPTConfig(vocab=12, context=17, n_layer=2, n_head=2, d_model=16, d_mlp=48)
@@ -72,12 +72,9 @@ def train(model: GPT, steps: int, progress: Progress) -> None:
         progress.update(task, advance=1, description=f"training, loss {loss.item():.3f}")
 
 
-def overview(problem: Problem, samples: int, progress: Progress) -> tuple[Table, Density]:
+def overview(problem: Problem, samples: int, progress: Progress) -> tuple[RenderableType, Density]:
     """Ends of the spectrum, trace and norm of H, G and F; the density of H."""
-    result = Table(title="Curvature as a whole")
-    result.add_column("operator")
-    for heading in ("λ min", "λ max", "trace", "Frobenius norm"):
-        result.add_column(heading, justify="right")
+    rows: list[tuple[str, ...]] = []
     task = progress.add_task("spectrum", total=None)
     for name, make in {"H": hessian, "G": ggn, "F": functional}.items():
         operator = make(problem)
@@ -87,13 +84,10 @@ def overview(problem: Problem, samples: int, progress: Progress) -> tuple[Table,
             for what, estimate in (("trace", trace), ("norm", frobenius))
         ]
         pairs = zip(ends.values.tolist(), ends.residuals.tolist(), strict=True)
-        result.add_row(
-            name,
-            *(eigenvalue(value, residual) for value, residual in pairs),
-            *map(str, sampled),
-        )
+        rows.append((name, *(eigenvalue(value, residual) for value, residual in pairs), *map(str, sampled)))
     spectrum = density(hessian(problem), probes=2, steps=80, progress=follow(progress, task, "density of H"))
-    return result, spectrum
+    headings = ("λ min", "λ max", "trace", "Frobenius norm")
+    return tables.table(("operator", *headings), rows, title="Curvature as a whole", numbers=headings), spectrum
 
 
 def follow(progress: Progress, task: TaskID, description: str) -> Callable[[int, int | None], None]:
@@ -105,7 +99,7 @@ def follow(progress: Progress, task: TaskID, description: str) -> Callable[[int,
     return told
 
 
-def by_block(problem: Problem, samples: int, progress: Progress) -> list[Table]:
+def by_block(problem: Problem, samples: int, progress: Progress) -> list[RenderableType]:
     """Norm, trace and largest eigenvalue of every diagonal block of H, G and F: one table each."""
     operators = {"H": hessian(problem), "G": ggn(problem), "F": functional(problem)}
     cells: dict[tuple[str, str, str], str] = {}
@@ -129,15 +123,13 @@ def by_block(problem: Problem, samples: int, progress: Progress) -> list[Table]:
     ]
 
 
-def table(quantity: str, blocks: list[str], letters: Iterable[str], cells: Mapping[tuple[str, str, str], str]) -> Table:
+def table(
+    quantity: str, blocks: list[str], letters: Iterable[str], cells: Mapping[tuple[str, str, str], str]
+) -> RenderableType:
     """One row a block, one column an operator."""
-    result = Table(title=f"{quantity} by layer and role")
-    result.add_column("block")
-    for letter in letters:
-        result.add_column(letter, justify="right")
-    for name in blocks:
-        result.add_row(name, *(cells[quantity, name, letter] for letter in letters))
-    return result
+    letters = tuple(letters)
+    rows = ((name, *(cells[quantity, name, letter] for letter in letters)) for name in blocks)
+    return tables.table(("block", *letters), rows, title=f"{quantity} by layer and role", numbers=letters)
 
 
 def eigenvalue(value: float, residual: float) -> str:

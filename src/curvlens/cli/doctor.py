@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from curvlens.checkup import Report, doctor
 from curvlens.cli.targets import posed
 from curvlens.problem import Problem
-
-COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+from curvlens.report.terminal.tables import findings
 
 
 def show_findings(target: str, text: Path | None, *, tokens: int | None, sequences: int | None) -> bool:
@@ -26,7 +24,6 @@ def _show(report: Report) -> None:
     console = Console(soft_wrap=True)
     headline, *_ = str(report).splitlines()
     console.print(headline, highlight=False)
-    for finding in report:
-        console.print(f"[{COLOURS[finding.severity]}]{finding.severity:<8}[/]{escape(finding.headed)}", highlight=False)
-        for line in (finding.what, finding.effect, f"fix: {finding.fix}"):
-            console.print(f"        {escape(line)}", highlight=False)
+    found = ((each.severity, each.headed, (each.what, each.effect, f"fix: {each.fix}")) for each in report)
+    for line in findings(found):
+        console.print(line, highlight=False)

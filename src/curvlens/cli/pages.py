@@ -11,11 +11,13 @@ from pathlib import Path
 
 from curvlens import files
 from curvlens.errors import CurvlensError
-from curvlens.papers import Effort, Store
-from curvlens.papers.page import Shown, html, markdown
-from curvlens.papers.records import Record, table
+from curvlens.papers import Effort
+from curvlens.papers.page_html import html
+from curvlens.papers.page_markdown import markdown
 from curvlens.papers.reference import compared
+from curvlens.papers.shown import Shown
 from curvlens.report.drawing import draw, fingerprint
+from curvlens.study import Record, Study, table
 
 TABLE = "table.jsonl"
 DRAWN = "drawn.json"
@@ -29,9 +31,9 @@ FIX = "Move it away, or give another folder with --results."
 class Pages:
     """The files of an effort in a folder of results."""
 
-    def __init__(self, store: Store, effort: Effort) -> None:
-        self._store, self._effort = store, effort
-        self._folder = store.folder / effort.name
+    def __init__(self, study: Study, effort: Effort) -> None:
+        self._study, self._effort = study, effort
+        self._folder = study.folder / effort.name
         self._figures = self._folder / "figures"
 
     def check(self) -> None:
@@ -41,14 +43,14 @@ class Pages:
             raise CurvlensError(f"{str(nearest)!r} is a file; --results is a folder.")
         if not os.access(nearest, os.W_OK):
             raise CurvlensError(f"{str(nearest)!r} cannot be written to. Copy it, or give another folder by --results.")
-        for file in (self._store.folder / TABLE, self._figures / DRAWN, *(self._folder / name for name in PAGES)):
+        for file in (self._study.folder / TABLE, self._figures / DRAWN, *(self._folder / name for name in PAGES)):
             files.require_ours(file, FIX)
 
     def write(self, shown: Sequence[Shown], records: Mapping[str, Record]) -> list[Path]:
         """Write all of them; which those are that a reader opens."""
         pictures = {name: text[text.index("<svg") :] for name, text in self._draw(shown)}
         pages = {
-            self._store.folder / TABLE: table(records),
+            self._study.folder / TABLE: table(records),
             self._folder / "summary.json": json.dumps(_summary(shown, self._effort), indent=1, ensure_ascii=False)
             + "\n",
             self._folder / "verdicts.md": markdown(shown, self._effort),
@@ -110,7 +112,7 @@ def _write(file: Path, content: bytes) -> Path:
     """Write a file as a whole, or leave the old one."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        return files.write_ours(file, content, FIX)
+        return files.write(file, content, seal=file.suffix, fix=FIX)
     except OSError as error:
         raise CurvlensError(
             f"{str(file)!r} cannot be written: {error.strerror}. What is measured is kept: `curvlens reproduce "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
 import math
 import os
 import tempfile
@@ -22,13 +20,15 @@ from rich.text import Text
 
 from curvlens import files as disk
 from curvlens.cli.targets import posed
-from curvlens.cli.tree import Lines, View, fitting, lines, width
-from curvlens.errors import CurvlensError, CurvlensWarning, printable
-from curvlens.linalg.limits import readable_time
+from curvlens.errors import CurvlensError, CurvlensWarning, NotedWarning, printable
 from curvlens.problem import Problem
 from curvlens.profiling import Forecast, profile
 from curvlens.report import icicle
-from curvlens.results import DIGITS, Profile, claim
+from curvlens.report.commas import commas
+from curvlens.report.terminal.profile import footer
+from curvlens.report.terminal.tree import View, fitting, lines, width
+from curvlens.results import Profile, claim
+from curvlens.study.budget import readable_time
 
 EVERY = 10.0
 """Seconds between two lines about how far it is."""
@@ -81,7 +81,7 @@ class Files:
             # Where there are gaps all shares are unknown, as the norm of H is.
             yield _write(self.html, icicle(found, "trace" if math.isnan(found.mismatch) else "share"), ".html")
         if self.csv is not None:
-            yield _write(self.csv, _commas(found.table()), ".csv")
+            yield _write(self.csv, commas(found.table()), ".csv")
 
 
 def show_profile(request: Request, view: View, files: Files) -> None:
@@ -96,8 +96,7 @@ def show_profile(request: Request, view: View, files: Files) -> None:
         found = _computed(made if isinstance(made, Problem) else Problem(*made), request)
     console, err = Console(), Console(stderr=True)
     for warning in dict.fromkeys(told):
-        if not found.note or found.note not in warning:
-            err.print(Text(f"warning: {printable(warning)}", style="yellow"), soft_wrap=True)
+        err.print(Text(f"warning: {printable(warning)}", style="yellow"), soft_wrap=True)
     _show(found, view, console)
     for file in files.write(found):
         console.print(f"written: {printable(str(file))}", highlight=False, markup=False, soft_wrap=True)
@@ -166,7 +165,7 @@ class _Lines:
 
 @contextmanager
 def _warnings_told() -> Iterator[list[str]]:
-    """Our warnings as a list of texts, for lines without a traceback's place."""
+    """Our warnings as a list of texts, for lines without a traceback's place; not those that are in a note."""
     told: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", CurvlensWarning)
@@ -174,7 +173,8 @@ def _warnings_told() -> Iterator[list[str]]:
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if issubclass(category, CurvlensWarning):
-                told.append(str(message))
+                if not issubclass(category, NotedWarning):
+                    told.append(str(message))
             else:
                 others(message, category, *place, **more)
 
@@ -192,39 +192,8 @@ def _show(found: Profile, view: View, console: Console) -> None:
     console.print()
     console.print(table)
     console.print()
-    for text in _footer(found, rows, view):
+    for text in footer(found, rows, view):
         console.print(text, soft_wrap=True)
-
-
-def _footer(found: Profile, rows: Lines, view: View) -> Iterator[Text]:
-    if view.own:
-        yield Text("A row is a module's own code, without the modules in it; the GGN and all rows add up to H.")
-    else:
-        yield Text("A row is a module with all that is in it. Traces, shares and parts of λ_max add up, norms do not.")
-    tops = [line.portion.top for line in rows.shown]
-    bounds = any(top is not None and top.short(1.0, DIGITS["top"])[1] for top in tops)
-    yield Text(
-        "Shares are ⟨M, H⟩/‖H‖² and may be negative. Behind ± are standard errors"
-        + (", for λ_max bounds." if bounds else "."),
-        style="dim",
-    )
-    shown = {line.path for line in rows.shown} if not view.own else set()
-    for row in found:
-        if row.total.spectral is not None and row.path not in shown:
-            size = " ± ".join(filter(None, row.total.spectral.short(1.0, DIGITS["spectral"])))
-            yield Text(f"‖M‖₂ of {printable(row.path) or 'the functional part'}, with all that is in it: {size}")
-    if rows.deeper:
-        yield Text(f"{_rows(rows.deeper)} below depth {view.depth} not shown (--depth).", style="dim")
-    if rows.zero:
-        yield Text(f"{_rows(rows.zero)} that {'is' if rows.zero == 1 else 'are'} zero not shown (--all).", style="dim")
-    mark, colour = ("✓", "green") if found.adds_up else ("✗", "red")
-    yield Text(f"{mark} {found.check}", style=colour)
-    if found.note:
-        yield Text(f"note: {printable(found.note)}", style="yellow")
-
-
-def _rows(count: int) -> str:
-    return f"{count} row{'s' * (count > 1)}"
 
 
 def _require_room(file: Path) -> None:
@@ -249,19 +218,6 @@ def _claim(option: str, file: Path) -> None:
 
 def _write(file: Path, text: str, kind: str) -> Path:
     try:
-        # half a surrogate, which a name may have, is no UTF-8
-        return disk.write_ours(file, text.encode(errors="backslashreplace"), FIX, kind=kind)
+        return disk.write(file, text, seal=kind, fix=FIX)
     except OSError as error:
         raise CurvlensError(f"{str(file)!r} could not be written: {error.strerror}.") from error
-
-
-def _commas(records: list[dict[str, Any]]) -> str:
-    """Records of the same fields as CSV, names as they are shown.
-
-    What is not known is empty, and so is a last column, for the seal.
-    """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*records[0], ""], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: printable(x) if isinstance(x, str) else x for key, x in one.items()} for one in records)
-    return text.getvalue()

@@ -11,15 +11,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from curvlens.cli.pages import Pages
 from curvlens.errors import CurvlensError, nearest, printable
-from curvlens.papers import EXPERIMENTS, Effort, Experiment, Report, Store, measured, missing, named, run
+from curvlens.papers import EXPERIMENTS, Effort, Experiment, Report, measured, missing, named, run
 from curvlens.papers.claims import CLAIMS
-from curvlens.papers.page import Shown, with_error
 from curvlens.papers.reference import compared
+from curvlens.papers.shown import Shown, with_error
+from curvlens.report.terminal import tables
+from curvlens.study import Study, StudyProgress
+from curvlens.study.budget import readable_time
 
 QUIET = 30.0
 """Seconds between lines where there is no terminal for a bar."""
@@ -45,24 +47,24 @@ class Wanted:
 
 def show_experiments(wanted: Wanted) -> None:
     """List the experiments, or measure some and write what they show."""
-    store = Store(wanted.results)
+    study = Study(wanted.results)
     console = Console()
     if wanted.set_aside:
-        _set_aside(store, console)
+        _set_aside(study, console)
     if not wanted.names:
-        _list(wanted, store, console)
+        _list(wanted, study, console)
         return
     chosen = _chosen(wanted.names)
-    pages = Pages(store, wanted.effort)
+    pages = Pages(study, wanted.effort)
     pages.check()
     try:
-        _measure(chosen, wanted, store)
+        _measure(chosen, wanted, study)
     except KeyboardInterrupt:
-        left = len(missing(chosen, wanted.effort, store))
+        left = len(missing(chosen, wanted.effort, study))
         _stopped(f"with {left} points left. What is measured is kept in {wanted.results}; the same command goes on.")
         raise
     try:
-        _show(chosen, wanted, store, pages, console)
+        _show(chosen, wanted, study, pages, console)
     except KeyboardInterrupt:
         _stopped(f"while pages were written. All points are kept in {wanted.results}; the same command writes them.")
         raise
@@ -72,16 +74,16 @@ def _stopped(text: str) -> None:
     Console(stderr=True).print(f"Stopped {text}", highlight=False, markup=False)
 
 
-def _show(chosen: Sequence[Experiment], wanted: Wanted, store: Store, pages: Pages, console: Console) -> None:
+def _show(chosen: Sequence[Experiment], wanted: Wanted, study: Study, pages: Pages, console: Console) -> None:
     """Judge and draw all that is complete, and tell of what was chosen."""
     told = Console(stderr=True)
     if not told.is_terminal:
         told.print("judging and drawing", highlight=False)
     with told.status("judging and drawing"):
-        shown = [each for each in (_shown(each, wanted.effort, store) for each in EXPERIMENTS) if each is not None]
+        shown = [each for each in (_shown(each, wanted.effort, study) for each in EXPERIMENTS) if each is not None]
         if not shown:
             raise CurvlensError(_nothing(wanted))
-        records = {key: record for each in EXPERIMENTS for key, record in store.records(each.stored_as).items()}
+        records = {key: record for each in EXPERIMENTS for key, record in study.records(each.stored_as).items()}
         written = pages.write(shown, records)
     _tell([each for each in shown if each.experiment in chosen], console)
     *others, page = written
@@ -119,14 +121,15 @@ def _chosen(names: Sequence[str]) -> list[Experiment]:
     return list(EXPERIMENTS) if "all" in names else [named(name) for name in dict.fromkeys(names)]
 
 
-def _list(wanted: Wanted, store: Store, console: Console) -> None:
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("name", "what", "from", "measured"):
-        shown.add_column(title, overflow="fold")
+def _list(wanted: Wanted, study: Study, console: Console) -> None:
+    rows = []
     for each in EXPERIMENTS:
         points = len(each.points(wanted.effort))
-        left = len(missing([each], wanted.effort, store))
-        shown.add_row(each.name, each.title, each.source, f"{points - left} of {points}")
+        left = len(missing([each], wanted.effort, study))
+        rows.append((each.name, each.title, each.source, f"{points - left} of {points}"))
+    titles = ("name", "what", "from", "measured")
+    folding = {title: {"overflow": "fold"} for title in titles}
+    shown = tables.table(titles, rows, options=folding, box=None, pad_edge=False, header_style="bold")
     console.print(shown)
     console.print(
         "\ncurvlens reproduce NAME … measures and draws some, all of them with 'all'; --quick takes minutes. "
@@ -135,7 +138,7 @@ def _list(wanted: Wanted, store: Store, console: Console) -> None:
     )
 
 
-def _measure(chosen: Sequence[Experiment], wanted: Wanted, store: Store) -> None:
+def _measure(chosen: Sequence[Experiment], wanted: Wanted, study: Study) -> None:
     if not chosen:
         return
     console = Console(stderr=True)
@@ -144,27 +147,27 @@ def _measure(chosen: Sequence[Experiment], wanted: Wanted, store: Store) -> None
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
+        TextColumn("{task.fields[left]}"),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("points", total=None)
+        task = bar.add_task("points", total=None, left="")
 
         told = time.monotonic()
 
-        def follow(done: int, total: int, last: str) -> None:
+        def follow(now: StudyProgress) -> None:
             nonlocal told
-            bar.update(task, completed=done, total=total, description=last)
+            left = "" if now.left is None else f"about {readable_time(now.left)} left"
+            bar.update(task, completed=now.done, total=now.total, description=now.last, left=left)
             if not console.is_terminal and time.monotonic() - told > QUIET:
-                console.print(f"{done} of {total} points, last of {last}", highlight=False)
+                console.print(f"{now.done} of {now.total} points, last of {now.last}, {left}", highlight=False)
                 told = time.monotonic()
 
-        run(chosen, wanted.effort, store, jobs=wanted.jobs, progress=follow)
+        run(chosen, wanted.effort, study, jobs=wanted.jobs, progress=follow)
 
 
-def _shown(experiment: Experiment, effort: Effort, store: Store) -> Shown | None:
+def _shown(experiment: Experiment, effort: Effort, study: Study) -> Shown | None:
     """The report of an experiment that has all its points."""
-    records = measured(experiment, effort, store)
+    records = measured(experiment, effort, study)
     if not records or len(records) < len(experiment.points(effort)):
         return None
     try:
@@ -196,7 +199,7 @@ def _tell(shown: Sequence[Shown], console: Console) -> None:
             console.print(f"  {note}", style="yellow", markup=False, **plain)
 
 
-def _set_aside(store: Store, console: Console) -> None:
+def _set_aside(study: Study, console: Console) -> None:
     """Move files away that cannot be read."""
-    for file in store.set_aside(dict.fromkeys(each.stored_as for each in EXPERIMENTS)):
+    for file in study.set_aside(dict.fromkeys(each.stored_as for each in EXPERIMENTS)):
         console.print(f"moved away: {printable(str(file))}", highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Data for the reference model: a task and a text, both made on the spot."""
+"""Data for the reference model: an addition task and a text. Nothing is downloaded."""
 
 from curvlens.data.addition import Addition
 from curvlens.data.text import Characters

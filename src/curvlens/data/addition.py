@@ -14,10 +14,10 @@ VOCABULARY = "0123456789+="
 
 @dataclass(frozen=True)
 class Addition:
-    """``ddddd+ddddd=dddddd`` with a given number of digits; the loss counts the answer only.
+    """``ddddd+ddddd=dddddd`` with a given number of digits. Only the answer counts in the loss.
 
-    The model sees all tokens but the last: 17 for five digits. Labels are those of the next token already (use
-    ``CausalLM(shift=False)`` or ``CrossEntropy()``), −100 where it does not belong to the answer.
+    The model sees all tokens except the last: 17 for five digits. Labels are already shifted to the next token (use
+    ``CausalLM(shift=False)`` or ``CrossEntropy()``). They are −100 outside of the answer.
 
     >>> tokens, labels = Addition(digits=2).batch(1, seed=0)
     >>> tokens.shape, Addition(digits=2).text(torch.cat([tokens[0], labels[0, -1:]]))
@@ -28,12 +28,12 @@ class Addition:
 
     @property
     def vocab(self) -> int:
-        """How many different tokens there are."""
+        """The number of different tokens."""
         return len(VOCABULARY)
 
     @property
     def context(self) -> int:
-        """How many tokens the model sees."""
+        """The number of tokens that the model sees."""
         return 3 * self.digits + 2
 
     def batch(self, size: int, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -49,12 +49,12 @@ class Addition:
         """
         if terms.ndim != 2 or terms.shape[1] != 2 or terms.is_floating_point():
             raise CurvlensError(
-                f"Pairs of whole numbers (size, 2) wanted, given {terms.dtype} of {tuple(terms.shape)}."
+                f"Expected pairs of whole numbers (size, 2), got {terms.dtype} of shape {tuple(terms.shape)}."
             )
         if terms.numel() and not 0 <= int(terms.min()) <= int(terms.max()) < 10**self.digits:
             raise CurvlensError(
-                f"Numbers from 0 to {10**self.digits - 1} have {self.digits} digits, given {int(terms.min())} to "
-                f"{int(terms.max())}. Addition(digits=…) takes larger ones."
+                f"The numbers run from {int(terms.min())} to {int(terms.max())}, expected 0 to {10**self.digits - 1} "
+                f"({self.digits} digits). For larger numbers use Addition(digits=...)."
             )
         lines = [f"{a:0{self.digits}}+{b:0{self.digits}}={a + b:0{self.digits + 1}}" for a, b in terms.tolist()]
         sequence = torch.tensor([[VOCABULARY.index(character) for character in line] for line in lines])

@@ -1,4 +1,4 @@
-"""A character corpus that every Python brings along: the sources of its standard library."""
+"""A text corpus that comes with Python: the sources of its standard library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class Characters:
         folder = Path(sysconfig.get_paths()["stdlib"])
         missing = [name for name in self.files if not (folder / name).exists()]
         if missing:
-            raise CurvlensError(f"This Python has no source of {', '.join(missing)} in its standard library.")
+            raise CurvlensError(
+                f"The standard library of this Python has no file {', '.join(missing)}. Choose others: "
+                "Characters(files=('ast.py',))."
+            )
         text = "".join((folder / name).read_text(encoding="utf-8") for name in self.files)
         codes = torch.tensor(list(text.encode("ascii", "replace")), dtype=torch.long)
         tokens = torch.where((codes >= _FIRST) & (codes <= _LAST), codes - _FIRST + 1, 1)
@@ -42,7 +45,10 @@ class Characters:
     def batch(self, size: int, length: int, *, seed: int) -> Tensor:
         """Tokens (size, length) from random places, the same for the same seed; for ``CausalLM``."""
         if length > len(self.stream):
-            raise CurvlensError(f"{length} characters asked for, the corpus has {len(self.stream)}.")
+            raise CurvlensError(
+                f"length={length} is more than the {len(self.stream)} characters of the corpus. Choose a smaller "
+                "length, or more files."
+            )
         generator = torch.Generator().manual_seed(seed)
         starts = torch.randint(len(self.stream) - length + 1, (size,), generator=generator)
         return torch.stack([self.stream[start : start + length] for start in starts.tolist()])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
 import stat
+from pathlib import Path
 from typing import Any
 
 from curvlens.errors import CurvlensError
@@ -25,15 +28,14 @@ def read(path: str | os.PathLike[str], limit: int, why: str = "") -> bytes:
     ``why`` is the reason of the limit, for the message.
 
     Anything else could wait for ever or have no end: a pipe, a device, a link to one. `O_NONBLOCK` keeps the opening
-    of a pipe from waiting; the kind is asked of what was opened, so that it cannot be exchanged in between.
+    of a pipe from waiting; the kind is asked of what was opened, so that it cannot be exchanged in between. Systems
+    without it, such as Windows, are asked before opening.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not flags("O_NONBLOCK"):
+        _require_regular(path, Path(path).stat())
+    handle = os.open(path, os.O_RDONLY | flags("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     try:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(about.st_mode), "something else")
-            raise CurvlensError(f"{os.fspath(path)!r} is {kind}, expected a regular file.")
-        size = about.st_size
+        size = _require_regular(path, os.fstat(handle))
         with os.fdopen(handle, "rb", closefd=False) as file:
             content = file.read(limit + 1) if size <= limit else b""
     finally:
@@ -43,6 +45,19 @@ def read(path: str | os.PathLike[str], limit: int, why: str = "") -> bytes:
         most = f"{readable(limit)} are read{why and ', '}{why}"
         raise CurvlensError(f"{os.fspath(path)!r} has {readable(size)}, at most {most}. Is it the right file?")
     return content
+
+
+def flags(*names: str) -> int:
+    """Flags for opening a file, as far as the system has them."""
+    return functools.reduce(operator.or_, (getattr(os, name, 0) for name in names))
+
+
+def _require_regular(path: str | os.PathLike[str], about: os.stat_result) -> int:
+    """The size of a regular file; an error for anything else."""
+    if not stat.S_ISREG(about.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(about.st_mode), "something else")
+        raise CurvlensError(f"{os.fspath(path)!r} is {kind}, expected a regular file.")
+    return about.st_size
 
 
 def parse(content: bytes | str) -> Any:
@@ -55,6 +70,6 @@ def parse(content: bytes | str) -> Any:
 
 def _whole(digits: str) -> int:
     """A whole number of 64 bits, as seeds and counts are: of 309 digits none is a float, of 4301 none is read."""
-    if len(digits) > 20 or abs(int(digits)) >= 1 << 64:
+    if len(digits.lstrip("-")) > 20 or abs(int(digits)) >= 1 << 64:
         raise ValueError(f"a whole number has {len(digits.lstrip('-'))} digits, more than 64 bits hold")
     return int(digits)

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from curvlens.errors import CurvlensError
-from curvlens.files.reading import read
+from curvlens.files.reading import flags, read
 from curvlens.files.seal import origin, sealed
 
 LARGEST = 1 << 30
 """Bytes of a file of ours that is written over."""
 
 
-def write_ours(file: Path, content: bytes, fix: str, *, kind: str = "") -> Path:
-    """Write a file with its seal, over nothing or over one of ours; ``fix`` is what to do about any other.
+def write(file: Path, content: bytes | str, *, seal: str = "", fix: str = "") -> Path:
+    """Write a file as a whole or not at all. All files of curvlens are written here.
 
-    ``kind`` is that of the content where the file may have any ending.
+    Args:
+        file: its name. Anything there is replaced, unless ``fix`` is given.
+        content: what to write; half a surrogate in a text, which a name may have, is written out.
+        seal: the kind of the content, such as ``".json"``, to put our seal into it.
+        fix: what to do about a file that we did not write. With it, only nothing or a file of ours is replaced.
     """
-    require_ours(file, fix, kind=kind)
-    replace(file, sealed(kind or file.suffix, content))
+    made = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    if fix:
+        require_ours(file, fix, kind=seal)
+    _replace(file, sealed(seal, made) if seal else made)
     return file
 
 
@@ -40,14 +47,14 @@ def require_ours(file: Path, fix: str, *, kind: str = "") -> None:
         raise CurvlensError(f"{str(file)!r} was not written by curvlens, so it is not written over. {fix}")
 
 
-def replace(file: Path, content: bytes) -> None:
+def _replace(file: Path, content: bytes) -> None:
     """All or nothing: a name that exists holds the whole content, also after the machine went down.
 
     The new file has a random name until it is whole, and is made anew: a file or a link that somebody put there is an
     error, never followed. Unlike `tempfile.mkstemp` it has the permissions that the umask gives.
     """
     new = file.with_name(f".curvlens-{secrets.token_hex(8)}.new")
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"), 0o666)
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(content)
@@ -57,3 +64,24 @@ def replace(file: Path, content: bytes) -> None:
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+    sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk, where the system can: Windows opens no folders."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY | flags("O_DIRECTORY", "O_CLOEXEC"))
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def set_aside(file: Path) -> Path:
+    """Move a file, a folder or a link to a name beside it that is free; its content stays as it is."""
+    for number in range(1, 10_000):
+        other = file.with_name(f"{file.name}.aside-{number}")
+        if not os.path.lexists(other):
+            file.rename(other)
+            return other
+    raise CurvlensError(f"There are too many files {file.name}.aside-… in {str(file.parent)!r}: remove some.")

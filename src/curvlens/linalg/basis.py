@@ -22,11 +22,11 @@ from curvlens.memory import available_bytes, parse_bytes, readable
 
 logger = logging.getLogger("curvlens")
 
-Store = str | os.PathLike[str]
+BasisPlace = str | os.PathLike[str]
 
 
-def budget(memory: int | float | str | None, store: Store, device: torch.device) -> int:
-    """Bytes that may be used: what the user says, or a quarter of what is free where the vectors are to live."""
+def budget(memory: int | float | str | None, store: BasisPlace, device: torch.device) -> int:
+    """Bytes that may be used: ``memory``, or a quarter of the free space where the vectors are stored."""
     if memory is not None:
         return parse_bytes(memory)
     if store in ("device", "cpu"):
@@ -37,7 +37,7 @@ def budget(memory: int | float | str | None, store: Store, device: torch.device)
 class Basis:
     """Rows of length n; ``store`` is ``"device"``, ``"cpu"`` or a folder for a file."""
 
-    def __init__(self, capacity: int, n: int, *, dtype: torch.dtype, device: torch.device, store: Store) -> None:
+    def __init__(self, capacity: int, n: int, *, dtype: torch.dtype, device: torch.device, store: BasisPlace) -> None:
         self.capacity, self.n, self.dtype, self.device = capacity, n, dtype, device
         bytes_needed = capacity * n * dtype.itemsize
         logger.info("a basis of %d vectors takes %s (store=%s)", capacity, readable(bytes_needed), store)
@@ -46,8 +46,8 @@ class Basis:
             free = available_bytes(home)
             if bytes_needed > free:
                 raise CurvlensError(
-                    f"A basis of {capacity} vectors needs {readable(bytes_needed)}, {readable(free)} are free on "
-                    f"{home}. Say memory='2GiB' for a smaller one, store='some/folder' for a file, or "
+                    f"A basis of {capacity} vectors needs {readable(bytes_needed)}, but {home} has {readable(free)} "
+                    "free. Give memory='2GiB' for a smaller basis, store='some/folder' for a file, or "
                     "store_dtype=torch.bfloat16."
                 )
             self.rows = torch.empty(capacity, n, dtype=dtype, device=home)
@@ -99,7 +99,7 @@ class Basis:
 
     @property
     def quick(self) -> bool:
-        """Whether vectors are so long, and so coarse, that products in float32 are worth it."""
+        """Whether products are in float32: for long float32 vectors, where it saves time."""
         return self.n > LONG and self.rows.dtype == torch.float32
 
     def dots(self, count: int, w: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def _portions(rows: Tensor, more: int = 0) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _quick_sweep(rows: Tensor, w: Tensor, c: Tensor | None, total: Tensor) -> None:
-    """`Basis.sweep` with products in float32; the norm is in float64 all the same."""
+    """`Basis.sweep` with products in float32; the norm is still in float64."""
     (count, n), space = rows.shape, torch.empty(0)
     short = None if c is None else c.to(w.dtype)
     for part in slices(n, count + 1, w.device, STREAMED):
@@ -168,16 +168,16 @@ def _quick_sweep(rows: Tensor, w: Tensor, c: Tensor | None, total: Tensor) -> No
 
 
 def _in_file(folder: Path, capacity: int, n: int, dtype: torch.dtype, size: int) -> Tensor:
-    """Memory mapped to a file that has no name any more: it vanishes with the tensor, or with the process."""
+    """Memory mapped to an unlinked file: it is freed with the tensor, or with the process."""
     if not folder.is_dir():
-        raise CurvlensError(f"store={str(folder)!r} is neither 'device' nor 'cpu' nor a folder that exists.")
+        raise CurvlensError(f"store={str(folder)!r}, expected 'device', 'cpu' or an existing folder.")
     free = shutil.disk_usage(folder).free
     if size > free:
         raise CurvlensError(_full(folder, capacity, size, free))
     handle, name = tempfile.mkstemp(prefix="curvlens-basis-", dir=folder)
     try:
         # Blocks are taken now: a mapped file that grows on a full disk would kill the process, not raise.
-        os.posix_fallocate(handle, 0, size)
+        _allocate(handle, size)
         return torch.from_file(name, shared=True, size=capacity * n, dtype=dtype).view(capacity, n)
     except OSError as error:
         raise CurvlensError(f"{_full(folder, capacity, size, free)} The system said: {error.strerror}.") from error
@@ -186,8 +186,18 @@ def _in_file(folder: Path, capacity: int, n: int, dtype: torch.dtype, size: int)
         Path(name).unlink()
 
 
+def _allocate(handle: int, size: int) -> None:
+    """Give a file all its blocks; by writing them where the system has no call for it, as macOS."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size)
+        return
+    zeros = bytes(min(size, 1 << 24))
+    while size > 0:
+        size -= os.write(handle, zeros[:size])
+
+
 def _full(folder: Path, capacity: int, size: int, free: int) -> str:
     return (
         f"A basis of {capacity} vectors needs {readable(size)} in {str(folder)!r}, which has {readable(free)} free. "
-        "Say memory='2GiB' for a smaller basis, or store='another/folder'."
+        "Give memory='2GiB' for a smaller basis, or store='another/folder'."
     )

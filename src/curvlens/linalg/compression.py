@@ -1,7 +1,7 @@
 """Trace and norm of an operator of which eigenpairs are known: these exactly, only the rest is sampled.
 
 With X the orthonormal vectors, Λ = Xᵀ A X diagonal, residuals r_j = A x_j − λ_j x_j ⊥ X and P = 1 − X Xᵀ
-(`docs/math.md`, "Deflated estimators"),
+(`docs/explanation/math.md`, "Deflated estimators"),
 
 - tr A = Σ_j λ_j + tr P A P,
 - ‖A‖²_F = Σ_j (λ_j² + 2 ‖r_j‖²) + ‖P A P‖²_F,
@@ -15,8 +15,10 @@ import dataclasses
 
 from torch import Tensor
 
+from curvlens.blocks import Layout
 from curvlens.linalg.estimators import frobenius, trace
 from curvlens.operators import Operator
+from curvlens.operators.algebra import Restricted
 from curvlens.operators.base import Progress
 from curvlens.results import Eigs, Estimate
 
@@ -38,6 +40,9 @@ class Compression(Operator):
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         return self._project(self._inner.apply(self._project(vectors), progress))
+
+    def _block(self, rows: Layout, columns: Layout) -> Operator:
+        return Restricted(self, rows, columns)
 
     def _project(self, v: Tensor) -> Tensor:
         """P v; twice, since once leaves rounding that a large eigenvalue would blow up."""

@@ -1,6 +1,6 @@
 """The part of an operator that few vectors carry, taken out exactly, so that only the rest has to be sampled.
 
-With an orthonormal Q and P = 1 − Q Qᵀ (`docs/math.md`, "Deflated estimators"),
+With an orthonormal Q and P = 1 − Q Qᵀ (`docs/explanation/math.md`, "Deflated estimators"),
 
 - tr A = Σ_j ⟨q_j, A q_j⟩ + E ⟨P z, A P z⟩,
 - ‖A‖²_F = Σ_j ‖A q_j‖² + E ‖A P z‖²,
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from curvlens.linalg.basis import Basis
+from curvlens.linalg.counted import CountedOperator
 from curvlens.linalg.lanczos import Lanczos
 from curvlens.linalg.probes import Probes
-from curvlens.linalg.products import Products
 
 SETTLED = 0.1
 """A Ritz value counts as an eigenvalue when its residual is this part of it: enough to decide what to deflate."""
@@ -51,7 +51,12 @@ class Deflation:
 
 
 def deflate(
-    products: Products, basis: Basis, probes: Probes, samples_left: Callable[[int, Outlook], float], *, diagonal: bool
+    products: CountedOperator,
+    basis: Basis,
+    probes: Probes,
+    samples_left: Callable[[int, Outlook], float],
+    *,
+    diagonal: bool,
 ) -> Deflation:
     """Grow Q while the next vector saves more samples than the product it costs.
 

@@ -2,23 +2,25 @@
 
 A random direction v has a spectral measure Σ ⟨v, x_i⟩² δ(λ_i), whose mean over directions is the density; m Lanczos
 steps from v give its Gauss quadrature. Weights of random directions follow a Dirichlet law, whatever the operator: so
-the distribution of the error is known, and needs no estimate from few probes. (`docs/math.md`, "Spectral density")
+the distribution of the error is known, and needs no estimate from few probes. (`docs/explanation/math.md`,
+"Spectral density")
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.basis import Basis, Store, budget
+from curvlens.linalg.basis import Basis, BasisPlace, budget
+from curvlens.linalg.counted import CountedOperator, warn, whole
 from curvlens.linalg.lanczos import Lanczos
-from curvlens.linalg.products import Products, Progress, warn, whole
-from curvlens.results import Density
+from curvlens.operators.base import Progress
+from curvlens.results import Density, Status
 from curvlens.results.measure import Measure, line_area
 from curvlens.surroundings import as_found
 
@@ -38,13 +40,13 @@ def density(
     seed: int = 0,
     exact: bool | None = None,
     memory: int | float | str | None = None,
-    store: Store = "device",
+    store: BasisPlace = "device",
     progress: Progress | None = None,
 ) -> Density:
-    """The spectral density from ``probes`` Lanczos runs of ``steps`` products, with the error of it.
+    """The spectral density from ``probes`` Lanczos runs of ``steps`` products, with its error.
 
-    With no more rows than products (or ``exact=True``) all eigenvalues are computed instead. Ctrl-C ends it with the
-    probes that are done.
+    With no more rows than products (or ``exact=True``) all eigenvalues are computed instead. Ctrl-C ends it
+    with the probes that are done.
 
     >>> result = density(torch.diag(torch.tensor([0.0, 0.0, 0.0, 2.0], dtype=torch.float64)))
     >>> result.atoms(), result.exact
@@ -53,32 +55,32 @@ def density(
     for name, value in (("probes", probes), ("steps", steps)):
         if not whole(value) or value < 1:
             raise CurvlensError(f"{name}={value!r}, expected a whole number, 1 or more.")
-    products = Products(operator, symmetric=True, progress=progress, seed=seed)
+    products = CountedOperator(operator, symmetric=True, progress=progress, seed=seed)
     n = products.n
     if exact or (exact is None and n <= probes * steps):
         return _full(products, seed)
     steps = min(steps, n)
     if steps < min(FEWEST, n):
-        raise CurvlensError(
-            f"steps={steps}, expected {FEWEST} or more: fewer nodes leave the error of a density unknown."
-        )
+        raise CurvlensError(f"steps={steps}, expected {FEWEST} or more: with fewer, the error of a density is unknown.")
     room = budget(memory, store, products.device) // (n * products.dtype.itemsize) - 4
     if room < steps:
         raise CurvlensError(
-            f"{steps} Lanczos steps on vectors of {n} numbers do not fit: memory for {max(room, 0)} is there. Raise "
-            "memory=, give fewer steps=, or keep the basis in a file with store='some/folder'."
+            f"{steps} Lanczos steps on vectors of {n} numbers do not fit: there is memory for {max(room, 0)}. Raise "
+            "memory=, give fewer steps=, or keep the basis in a file: store='some/folder'."
         )
     products.total = products.count + probes * steps
     basis = Basis(steps, n, dtype=products.dtype, device=products.device, store=store)
     runs: list[Run] = []
+    status, note = Status.SAMPLED, ""
     try:
         for i in range(probes):
             runs.append(_quadrature(products, basis, steps, seed, i))
     except KeyboardInterrupt:
         if not runs:
             raise
-        warn(f"The density was interrupted after {len(runs)} of {probes} probes; its error is that of those.")
-    return _density(products, runs, seed, steps)
+        status, note = Status.INTERRUPTED, f"interrupted after {len(runs)} of {probes} probes"
+        warn(f"The density was {note}; its error is for the probes that were done.")
+    return replace(_density(products, runs, seed, steps), status=status, note=note)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Run:
     """Nodes and weights after half of the steps."""
 
 
-def _quadrature(products: Products, basis: Basis, steps: int, seed: int, i: int) -> Run:
+def _quadrature(products: CountedOperator, basis: Basis, steps: int, seed: int, i: int) -> Run:
     """Lanczos from one random direction, until its space is invariant."""
     probes = products.probes(seed)
     lanczos = Lanczos(products, basis, probes.direction(i), probes)
@@ -107,7 +109,7 @@ def _quadrature(products: Products, basis: Basis, steps: int, seed: int, i: int)
     return Run(theta, S[0].square(), residuals <= SETTLED * lanczos.norm, (coarse, R[0].square()))
 
 
-def _density(products: Products, runs: list[Run], seed: int, steps: int) -> Density:
+def _density(products: CountedOperator, runs: list[Run], seed: int, steps: int) -> Density:
     count = len(runs)
     pieces = [_picture(run.theta, run.weights, run.settled) for run in runs]
     measure = Measure(
@@ -186,7 +188,7 @@ def _sampling_error(measure: Measure, n: int, probes: int, seed: int) -> float:
     return math.sqrt(2 / ((n + 2) * probes)) * float(area.quantile(0.95))
 
 
-def _full(products: Products, seed: int) -> Density:
+def _full(products: CountedOperator, seed: int) -> Density:
     """All eigenvalues, from the dense matrix."""
     n = products.n
     matrix = torch.stack([column.double().cpu() for column in products.columns()])

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from curvlens.linalg.basis import Basis, Store
+from curvlens.linalg.basis import Basis, BasisPlace
+from curvlens.linalg.counted import CountedOperator, warn
 from curvlens.linalg.lanczos import Lanczos
 from curvlens.linalg.plan import Ends, Plan, plan_search, start_vector
-from curvlens.linalg.products import Products, Progress, warn
 from curvlens.linalg.vectors import distance
-from curvlens.results import Eigs
+from curvlens.operators.base import Progress
+from curvlens.results import Eigs, Status
 from curvlens.surroundings import as_found
 
 SHORTEST, CLEAR, PATIENCE = 8, 0.05, 40
@@ -41,7 +42,7 @@ def eigs(
     start: Tensor | np.ndarray | Eigs | None = None,
     seed: int = 0,
     memory: int | float | str | None = None,
-    store: Store = "device",
+    store: BasisPlace = "device",
     store_dtype: torch.dtype | None = None,
     check_copies: bool = True,
     progress: Progress | None = None,
@@ -62,24 +63,25 @@ def eigs(
     >>> result.values.round(decimals=9)
     tensor([3., 3.], dtype=torch.float64)
     """
-    products = Products(operator, symmetric=True, progress=progress, seed=seed)
+    products = CountedOperator(operator, symmetric=True, progress=progress, seed=seed)
     plan = plan_search(products, k, ends, tol, max_products, memory, store, store_dtype)
     basis = Basis(plan.capacity, products.n, dtype=plan.dtype, device=products.device, store=store)
     search = _Search(products, plan, basis, start_vector(start, products), seed, check_copies)
     try:
-        why = search.run()
+        status, note = search.run()
     except KeyboardInterrupt:
         if search.lanczos.size < 2 or not search.lanczos.valid:
             raise
-        return search.result(f"interrupted after {products.count} products", explicit=False)
-    return search.result(why, explicit=True)
+        note = f"interrupted after {products.count} products"
+        return search.result(Status.INTERRUPTED, note, explicit=False)
+    return search.result(status, note, explicit=True)
 
 
 class _Search:
     """The loop around the factorisation: grow, look, restart, inject, end."""
 
     def __init__(
-        self, products: Products, plan: Plan, basis: Basis, start: Tensor | None, seed: int, check_copies: bool
+        self, products: CountedOperator, plan: Plan, basis: Basis, start: Tensor | None, seed: int, check_copies: bool
     ) -> None:
         self.products, self.plan, self.check_copies = products, plan, check_copies
         self.seed = seed
@@ -91,14 +93,14 @@ class _Search:
         self.mixed = False
         """Whether a direction that was given up before the chain was taken up in it: they cannot be parted then."""
 
-    def run(self) -> str:
-        """Grow the basis until the wanted values are there; how it ended."""
+    def run(self) -> tuple[Status, str]:
+        """Grow the basis until the wanted values are there; how it ended, and a note on it."""
         plan, lanczos, products = self.plan, self.lanczos, self.products
         look = min(plan.count + 2, plan.capacity)
         while True:
             # Each vector that is returned takes one more product.
             if products.count >= max(plan.max_products - plan.count, 1):
-                return f"stopped at max_products={plan.max_products}"
+                return Status.STOPPED_AT_BUDGET, f"stopped at max_products={plan.max_products}"
             lanczos.step()
             full = lanczos.size == plan.capacity
             if not (lanczos.exhausted or full or lanczos.size >= look):
@@ -106,11 +108,11 @@ class _Search:
             theta, S, residuals = lanczos.ritz()
             self.scale = max(self.scale, float(theta.abs().max()))
             if lanczos.exhausted:
-                return "the basis spans the whole space"
+                return Status.CONVERGED, "the basis spans the whole space"
             pick = plan.wanted(theta)
             there = len(theta) > plan.count and bool((residuals[pick] <= 0.5 * plan.tol * self.scale).all())
             if there and (not self.check_copies or self._nothing_hidden(theta[pick])):
-                return "converged"
+                return Status.CONVERGED, ""
             # What is missing lies along directions that were given up for a chain: take them up again.
             ahead = (lanczos.outward @ S[:, pick]).abs()
             blocked = not there and bool(lanczos.given_up) and float(residuals[pick].max()) > 2 * float(ahead.max())
@@ -180,7 +182,7 @@ class _Search:
         S[chain:, chain:] = R
         self.lanczos.restart(S, ritz=False)
 
-    def result(self, why: str, *, explicit: bool) -> Eigs:
+    def result(self, status: Status, note: str, *, explicit: bool) -> Eigs:
         """Vectors, values, residuals: from a product with each vector, unless there was no time for it."""
         plan, products, lanczos = self.plan, self.products, self.lanczos
         theta, S, residuals = lanczos.ritz()
@@ -194,26 +196,28 @@ class _Search:
             try:
                 values, residuals = _polish(X, products)
             except KeyboardInterrupt:
-                why = f"interrupted after {products.count} products"
+                status, note = Status.INTERRUPTED, f"interrupted after {products.count} products"
         order = values.argsort()
         values, residuals = values[order], residuals[order]
         vectors = (X.rows if len(order) == 1 else X.rows[order.to(X.rows.device)]).T
         scale = max(self.scale, float(values.abs().max()))
         converged = residuals <= plan.tol * scale
         missing = plan.count - len(values)
-        if not bool(converged.all()) and (why == "converged" or why.startswith("the basis")):
-            why = f"residuals do not fall below {float(residuals.max()) / scale:.0e} of the norm: rounding of products"
+        if not bool(converged.all()) and status is Status.CONVERGED:
+            status = Status.STALLED
+            note = f"residuals stay above {float(residuals.max()) / scale:.0e} of the norm because products are rounded"
         if missing or not bool(converged.all()):
             warn(
                 f"{missing + int((~converged).sum())} of {plan.count} eigenpairs did not converge to tol={plan.tol:g}: "
-                f"{why}. Residuals say how far they are."
+                f"{note}. `residuals` shows how far they are."
             )
         return Eigs(
             values=values,
             vectors=vectors,
             residuals=residuals,
             converged=converged,
-            why=why,
+            status=status,
+            note=note,
             tol=plan.tol,
             norm=scale,
             products=products.count,
@@ -226,7 +230,7 @@ class _Search:
         )
 
 
-def _polish(X: Basis, products: Products) -> tuple[Tensor, Tensor]:
+def _polish(X: Basis, products: CountedOperator) -> tuple[Tensor, Tensor]:
     """Orthonormalise, multiply each vector, take the best combinations: values and residuals; X changes in place."""
     count = X.capacity
     one = torch.eye(count, dtype=torch.float64)

@@ -59,7 +59,8 @@ def frobenius(
     square = _dispatch("square", operator, samples, by, options)
     if isinstance(square, Estimate):
         return root(square)
-    return ByBlock({name: root(block) for name, block in square.items()}, "Frobenius norm", square.by, square.note)
+    norms = {name: root(block) for name, block in square.items()}
+    return ByBlock(norms, "Frobenius norm", square.by, square.note, square.status)
 
 
 @as_found
@@ -72,7 +73,7 @@ def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Option
     if "by" in options:
         by = {**options}["by"]
         raise CurvlensError(
-            f"diagonal has no by={by!r}: it is a vector over all parameters, an entry each. Cut it: "
+            f"diagonal takes no by={by!r}: it is a vector over all parameters. Split it: "
             f"problem.blocks.by({by!r}).split(diagonal(operator).value)."
         )
     _check_names("diagonal", options)
@@ -89,9 +90,11 @@ def _dispatch(
         _check_budget(budget)
         return estimate(quantity, operator, samples, **options)
     if by not in get_args(By):
-        raise CurvlensError(f"by={by!r}, expected one of {listing(get_args(By))}, or nothing for the whole operator.")
+        raise CurvlensError(f"by={by!r}, expected one of {listing(get_args(By))}, or None for the whole operator.")
     if not isinstance(operator, Operator) or operator.rows != operator.columns:
-        raise CurvlensError(f"by={by!r} needs a square operator of curvlens, which know their blocks: {operator!r}.")
+        raise CurvlensError(
+            f"by={by!r} needs a square operator made by curvlens, which has named blocks; got {operator!r}."
+        )
     if has_roots(operator):
         return all_blocks(quantity, operator, samples, by=by, **options)
     return each_block(quantity, operator, samples, by, budget, options)
@@ -100,13 +103,12 @@ def _dispatch(
 def _check_budget(budget: object) -> None:
     if budget is not None:
         raise CurvlensError(
-            f"budget={budget!r} is for many blocks, with by='block'. One estimate is bounded by samples= or "
-            "max_samples=."
+            f"budget={budget!r} needs by='block'. Limit a single estimate with samples= or max_samples=."
         )
 
 
 def _check_names(function: str, options: Options) -> None:
-    """A typo in the name of an option, said with the name of the function that was called."""
+    """Raise for an unknown option, with the name of the function that was called."""
     known = ["samples", "by", *Options.__annotations__]
     for name in options:
         if name not in known:

@@ -14,6 +14,7 @@ from curvlens.errors import CurvlensError, CurvlensWarning
 from curvlens.linalg.solve import solve
 from curvlens.operators.algebra import Restricted
 from curvlens.operators.base import Operator, Progress
+from curvlens.results import Status
 
 
 class Inverse(Operator):
@@ -23,9 +24,11 @@ class Inverse(Operator):
         taken = {"rtol", "max_products", "method"}
         unknown = set(options) - taken
         if unknown:
-            raise CurvlensError(f"inverse() has no {unknown.pop()!r}; it takes damping, {', '.join(sorted(taken))}.")
+            raise CurvlensError(
+                f"inverse() has no option {unknown.pop()!r}; its options are damping, {', '.join(sorted(taken))}."
+            )
         if inner.rows != inner.columns:
-            raise CurvlensError(f"{inner!r} has no inverse: its rows are not its columns.")
+            raise CurvlensError(f"{inner!r} has no inverse: its rows and columns are different parameters.")
         super().__init__(
             inner.rows,
             inner.rows,
@@ -49,13 +52,13 @@ class Inverse(Operator):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CurvlensWarning)  # what it says is an error here
             found = solve(self.inner, v, damping=self.damping, progress=progress, **self.options)
-        if found.status == "interrupted":
+        if found.status is Status.INTERRUPTED:
             raise KeyboardInterrupt
         if not found.converged:
             raise CurvlensError(
-                f"{self!r}: a system was solved to a residual of {found.residual:.1e} only, after {found.products} "
-                f"products: {found.why}. Use more damping, as {self.inner.name}.inverse(damping=1e-2), a larger rtol, "
-                "or more max_products."
+                f"{self!r}: a system was only solved to a residual of {found.residual:.1e} after {found.products} "
+                f"products: {found.note}. Use more damping, {self.inner.name}.inverse(damping=1e-2), a larger rtol=, "
+                "or a larger max_products=."
             )
         x: Tensor = found.x
         return x

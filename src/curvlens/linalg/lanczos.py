@@ -2,7 +2,7 @@
 
 Every entry of T is a computed ⟨v_i, A v_j⟩, not a recurrence. So T is the exact projection of A onto the basis after
 restarts, after a breakdown and after a new direction was injected, and Ritz values are honest lower and upper bounds of
-the ends of the spectrum. (`docs/math.md`, "Lanczos")
+the ends of the spectrum. (`docs/explanation/math.md`, "Lanczos")
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from curvlens.linalg.basis import Basis
+from curvlens.linalg.counted import CountedOperator
 from curvlens.linalg.probes import Probes
-from curvlens.linalg.products import Products
 
 
 class Lanczos:
@@ -23,7 +23,7 @@ class Lanczos:
 
     def __init__(
         self,
-        products: Products,
+        products: CountedOperator,
         basis: Basis,
         start: Tensor | None,
         probes: Probes,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.basis import Store, budget
-from curvlens.linalg.products import Products
+from curvlens.linalg.basis import BasisPlace, budget
+from curvlens.linalg.counted import CountedOperator
 from curvlens.memory import available_bytes, give_back, parse_bytes, readable
 from curvlens.operators.footprint import Footprint, footprint
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("curvlens")
 COMFORT = 4
 """Basis vectors beside the wanted ones with which restarts cost few products."""
 FEWEST = 3
-"""The same with which a search gets ahead at all."""
+"""Basis vectors beside the wanted ones without which a search makes no progress."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class Needs:
     sides: int
     """Ends of the spectrum that are looked at."""
     stored: int
-    """Of a basis vector."""
+    """Bytes of a basis vector."""
     vector: int
-    """Of a vector in work."""
+    """Bytes of a working vector."""
     product: Footprint
     apart: bool
-    """Whether the basis is elsewhere than the vectors in work."""
+    """Whether the basis and the working vectors are stored in different places."""
     device: torch.device
 
     @classmethod
-    def of(cls, products: Products, count: int, sides: int, dtype: torch.dtype, store: Store) -> Needs:
+    def of(cls, products: CountedOperator, count: int, sides: int, dtype: torch.dtype, store: BasisPlace) -> Needs:
         """What a search with these products takes; builds their graphs, so that they are in use in any case."""
         n, device = products.n, products.device
         apart = store != "device" and not (store == "cpu" and device.type == "cpu")
@@ -52,7 +52,7 @@ class Needs:
 
     @property
     def fewest(self) -> int:
-        """The smallest basis that does."""
+        """The smallest basis with which a search works."""
         return min(self.n, self.count + FEWEST + self.sides - 1)
 
     def beside(self) -> int:
@@ -75,7 +75,7 @@ class Needs:
             return 0
         return (size - self.product.kept - self.beside()) // self.stored
 
-    def capacity(self, memory: int | float | str | None, store: Store, most: int) -> int:
+    def capacity(self, memory: int | float | str | None, store: BasisPlace, most: int) -> int:
         """How many basis vectors to take.
 
         Without a budget a quarter of what is free is used, kept graphs counted as free; half of it for a search that
@@ -103,7 +103,7 @@ class Needs:
         return capacity
 
     def announce(self, capacity: int) -> None:
-        """Say what is going to be used."""
+        """Log the memory that the search will use."""
         logger.info(
             "eigs takes %s at its peak: %s of graphs and a copy of the model kept for products, %s in a product and "
             "beside it, %s of a basis of %d vectors",
@@ -115,7 +115,7 @@ class Needs:
         )
 
     def _refusal(self, allowed: int) -> str:
-        """What is missing, and only such advice as would help."""
+        """The message: what is missing, and the advice that helps in this case."""
         needed = self.fewest * self.stored if self.apart else self.total(self.fewest)
         half = replace(self, stored=self.n * torch.bfloat16.itemsize)
         elsewhere = self.total(0)
@@ -132,10 +132,10 @@ class Needs:
         what = f"{vectors} of {self.n} numbers need{'s' * (self.count == 1)} {readable(needed)} at least"
         kept = f" ({readable(self.product.kept)} of them for the graphs of products)" if self.product.kept else ""
         return f"{what}{kept}, {readable(allowed)} are allowed. " + (
-            f"To go on, {', or '.join(advice)}." if advice else "Take a block of the operator, as H['h.0']."
+            f"To proceed, {', or '.join(advice)}." if advice else "Take a block of the operator, as H['h.0']."
         )
 
 
 def _rounded(size: int) -> str:
-    """A size that is no smaller, as one types it."""
+    """A size rounded up, as a user types it."""
     return f"{-(-size // 10**6)}MB"

@@ -1,4 +1,4 @@
-"""What is asked of a search for eigenvalues, checked, and what it will take."""
+"""The checked request for eigenvalues, and the memory that the search takes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError, a_kind
-from curvlens.linalg.basis import Store
+from curvlens.linalg.basis import BasisPlace
+from curvlens.linalg.counted import CountedOperator, whole
 from curvlens.linalg.needs import Needs
-from curvlens.linalg.products import Products, whole
 from curvlens.linalg.vectors import LONG
 from curvlens.results import Eigs
 
@@ -52,13 +52,13 @@ class Plan:
 
 
 def plan_search(
-    products: Products,
+    products: CountedOperator,
     k: int,
     ends: Ends,
     tol: float | None,
     max_products: int | None,
     memory: int | float | str | None,
-    store: Store,
+    store: BasisPlace,
     store_dtype: torch.dtype | None,
 ) -> Plan:
     """Check the request, and find a basis that fits the memory."""
@@ -69,14 +69,16 @@ def plan_search(
         raise CurvlensError(f"k={k!r}, expected a whole number of eigenvalues, 1 or more.")
     k = int(k)
     if k > n:
-        raise CurvlensError(f"k={k} eigenvalues asked of {products.operator!r}, which has {n}. Give k ≤ {n}.")
+        raise CurvlensError(f"k={k} eigenvalues asked of {products.operator!r}, which has {n}. Give k={n} or less.")
     if tol is not None and not (isinstance(tol, (int, float)) and 0 < tol < 1):
-        raise CurvlensError(f"tol={tol}, expected a number between 0 and 1: a residual relative to the spectral norm.")
+        raise CurvlensError(
+            f"tol={tol}, expected a number between 0 and 1, the residual relative to the spectral norm."
+        )
     if max_products is not None and not (whole(max_products) and max_products >= 1):
         raise CurvlensError(f"max_products={max_products!r}, expected a whole number, 1 or more.")
     dtype = products.dtype if store_dtype is None else store_dtype
     if not dtype.is_floating_point:
-        raise CurvlensError(f"store_dtype={dtype}, expected a floating-point type, as torch.bfloat16.")
+        raise CurvlensError(f"store_dtype={dtype}, expected a floating-point type such as torch.bfloat16.")
     count = min(2 * k if ends == "both" else k, n)
     needs = Needs.of(products, count, 2 if ends in ("both", "magnitude") else 1, dtype, store)
     roomy = n if n <= SMALL else ROOMY if n <= LONG else FEW
@@ -89,7 +91,7 @@ def plan_search(
     return Plan(k, ends, count, tol, limit, capacity, dtype, needs.total(capacity))
 
 
-def start_vector(start: Tensor | np.ndarray | Eigs | None, products: Products) -> Tensor | None:
+def start_vector(start: Tensor | np.ndarray | Eigs | None, products: CountedOperator) -> Tensor | None:
     """One vector to start from: the sum of those given spans all of them after as many steps."""
     if start is None:
         return None

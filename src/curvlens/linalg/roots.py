@@ -1,7 +1,7 @@
 """All diagonal blocks of a Gauss–Newton matrix from the same backward passes.
 
 With a square root Λ^½ of the loss curvature and random signs z at the outputs, u = Jᵀ Λ^½ z has E u uᵀ = G. One
-backward pass gives u, and with it for every block b at once (`docs/math.md`, "All blocks of G at once")
+backward pass gives u, and with it for every block b at once (`docs/explanation/math.md`, "All blocks of G at once")
 
 - tr G_bb = E ‖u_b‖², with the variance of a Hutchinson estimate of that block alone,
 - ‖G_bb‖²_F = E ⟨u_b, u'_b⟩² for independent u, u', from all pairs of a group of samples.
@@ -20,20 +20,22 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from curvlens._evaluation.graph import Parts
 from curvlens.blocks import Blocks, By, Layout
 from curvlens.blocks.parts import Part
 from curvlens.errors import CurvlensError, listing
-from curvlens.linalg.basis import Store
+from curvlens.linalg.basis import BasisPlace
 from curvlens.linalg.basis import budget as room_for
-from curvlens.linalg.limits import BACKWARD, Spending, limit
-from curvlens.linalg.products import Products, Progress, warn
-from curvlens.linalg.sampling import FEWEST, LEVEL, Effort, Quantity, degrees, effort
+from curvlens.linalg.counted import CountedOperator, warn
+from curvlens.linalg.limits import BACKWARD, Spending
+from curvlens.linalg.sampling import FEWEST, LEVEL, Quantity, SamplingPlan, degrees, sampling_plan
 from curvlens.memory import readable
 from curvlens.operators import Operator
+from curvlens.operators.base import Progress
 from curvlens.operators.curvature import GaussNewton
 from curvlens.operators.footprint import footprint
-from curvlens.operators.graph import Parts
-from curvlens.results import ByBlock, Estimate
+from curvlens.results import ByBlock, Estimate, Status
+from curvlens.study.budget import parse_budget
 
 logger = logging.getLogger("curvlens")
 
@@ -66,24 +68,24 @@ def all_blocks(
     max_samples: int | None = None,
     seed: int = 0,
     memory: int | float | str | None = None,
-    store: Store = "device",
+    store: BasisPlace = "device",
     progress: Progress | None = None,
     budget: str | float | None = None,
 ) -> ByBlock:
     """Trace, or squared Frobenius norm, of all blocks; the samples stay on the device, whatever ``store`` says."""
-    plan = effort(samples, rtol, max_samples)
-    spending = Spending(limit(budget), BACKWARD)
-    if spending.limit is not None and spending.left() < 2:
+    plan = sampling_plan(samples, rtol, max_samples)
+    spending = Spending(parse_budget(budget), BACKWARD)
+    if spending.budget is not None and spending.left() < 2:
         raise CurvlensError(
-            f"budget={budget!r} is less than two samples of {operator!r}, which cost {2 * BACKWARD:.3g} "
-            "gradients. Give more."
+            f"budget={budget!r} is less than two samples of {operator!r}, which cost {2 * BACKWARD:.3g} gradients. "
+            "Give a larger budget=."
         )
-    timed = spending.limit is not None and spending.limit.unit == "seconds"
+    timed = spending.budget is not None and spending.budget.seconds is not None
     asked = plan.samples
-    if spending.limit is not None and not timed:
+    if spending.budget is not None and not timed:
         plan = replace(plan, samples=int(min(asked, spending.left())))
     assert isinstance(operator, GaussNewton)
-    products = Products(operator, symmetric=False, progress=progress)
+    products = CountedOperator(operator, symmetric=False, progress=progress)
     products.probes(seed)  # checks the seed
     products.total = plan.samples if plan.rtol is None else None
     allowed = room_for(memory, "device", operator.device)
@@ -92,7 +94,7 @@ def all_blocks(
     group = min(allowed // vector, plan.samples, FEWEST if timed else LARGEST_GROUP)
     if group < 2:
         raise CurvlensError(
-            f"Two samples of {operator.rows.size} numbers need {readable(2 * vector)}, {readable(allowed)} are "
+            f"Two samples of {operator.rows.size} numbers need {readable(2 * vector)}; {readable(allowed)} are "
             "allowed. Raise memory=."
         )
     held = footprint(operator)
@@ -100,7 +102,7 @@ def all_blocks(
     peak = held.kept + held.work + together * vector
     logger.info("%s by %s: %d samples, %s at the peak", NAMES[quantity], by, plan.samples, readable(peak))
     found = _Found(quantity, operator.rows.blocks.by(by))
-    note = ""
+    status, note = Status.SAMPLED if plan.rtol is None else Status.CONVERGED, ""
     try:
         for seeds in _groups(plan, seed, group):
             # Blocks that are as close as asked for are left out: what is pulled back to them alone need not be done.
@@ -113,25 +115,28 @@ def all_blocks(
                 if not found.open:
                     break
             if timed and spending.left() < group:
-                note = f"budget: {found.sampled} of {asked} samples" if found.sampled < asked else ""
+                if found.sampled < asked:
+                    status, note = Status.STOPPED_AT_BUDGET, f"budget: {found.sampled} of {asked} samples"
                 break
         else:
             if plan.samples < asked:
-                note = f"budget: {plan.samples} of {asked} samples"
+                status, note = Status.STOPPED_AT_BUDGET, f"budget: {plan.samples} of {asked} samples"
             elif plan.rtol is not None:
+                status = Status.ACCURACY_NOT_REACHED
                 note = f"rtol={plan.rtol:g} not reached after {plan.samples} samples"
                 warn(
-                    f"The {NAMES[quantity]} by {by}: {note} for {listing(found.open)}. The standard errors say what "
-                    "was reached."
+                    f"The {NAMES[quantity]} by {by}: {note} for {listing(found.open)}. `stderr` shows the accuracy "
+                    "reached."
                 )
     except KeyboardInterrupt:
         if not found.sampled:
             raise
-        note = f"interrupted after {found.sampled} samples"
-        warn(f"The {NAMES[quantity]} by {by} was {note}; the errors are those of what was done.")
+        status, note = Status.INTERRUPTED, f"interrupted after {found.sampled} samples"
+        warn(f"The {NAMES[quantity]} by {by} was {note}; the errors are for the samples that were done.")
     provenance = products.provenance(quantity=quantity, seed=seed, sampled=found.sampled, by=by, roots=True)
-    said = [f"{spending} spent."] if spending.limit is not None else []
-    return ByBlock(found.estimates(note, provenance), NAMES[quantity], by, " ".join([*said, *([note] if note else [])]))
+    estimates = found.estimates(status, note, provenance)
+    said = [f"{spending} spent."] if spending.budget is not None else []
+    return ByBlock(estimates, NAMES[quantity], by, " ".join([*said, *([note] if note else [])]), status)
 
 
 class _Found:
@@ -150,7 +155,7 @@ class _Found:
         self.sampled += forms.shape[1]
 
     def close(self, rtol: float) -> None:
-        """Leave out the blocks that are close enough, and those that are but rounding beside the others."""
+        """Leave out blocks that are close enough, and blocks that are only rounding compared with the others."""
         value, stderr, dof = _statistics(self.quantity, self._groups)
         t = torch.from_numpy(scipy.stats.t.ppf((1 + LEVEL) / 2, dof.numpy()))
         factor = 2.0 if self.quantity == "square" else 1.0  # a square is known half as well as its root
@@ -164,20 +169,22 @@ class _Found:
             self._groups = [group[~near] for group in self._groups]
             self.open = self.open.only([name for name in self.open if name not in self._closed])
 
-    def estimates(self, note: str, provenance: dict[str, Any]) -> dict[str, Estimate]:
-        """An estimate for each block; the note is for those that wanted more."""
+    def estimates(self, status: Status, note: str, provenance: dict[str, Any]) -> dict[str, Estimate]:
+        """An estimate for each block; status and note are for those that wanted more."""
+        close = Status.CONVERGED
         done = {
-            name: Estimate(value, stderr, samples, dof, "", provenance, positive=True)
+            name: Estimate(value, stderr, samples, dof, "", provenance, positive=True, status=close)
             for name, (value, stderr, dof, samples) in self._closed.items()
         }
         if self.open:
             value, stderr, dof = _statistics(self.quantity, self._groups)
             for i, name in enumerate(self.open):
-                done[name] = Estimate(value[i], stderr[i], self.sampled, float(dof[i]), note, provenance, positive=True)
+                about = (self.sampled, float(dof[i]), note, provenance)
+                done[name] = Estimate(value[i], stderr[i], *about, positive=True, status=status)
         return {name: done[name] for name in self.blocks}
 
 
-def _groups(plan: Effort, seed: int, group: int) -> Iterator[list[int]]:
+def _groups(plan: SamplingPlan, seed: int, group: int) -> Iterator[list[int]]:
     """Seeds of groups of samples, each group a fresh one."""
     done = 0
     # Towards rtol, groups grow with what was done: few looks, and little beyond what is needed.
@@ -223,7 +230,7 @@ def _taken(u: Parts, part: Part) -> Tensor:
     return values if part.whole else part.take(values.reshape(-1))
 
 
-def _in_samples(products: Products, size: int) -> Progress:
+def _in_samples(products: CountedOperator, size: int) -> Progress:
     """Backward passes over all pieces of the data, told as samples."""
     start = products.count
 

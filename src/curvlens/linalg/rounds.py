@@ -15,12 +15,14 @@ import torch
 
 from curvlens.blocks import By
 from curvlens.errors import CurvlensError, listing
-from curvlens.linalg.limits import Spending, gradients, limit
-from curvlens.linalg.products import Products, Progress, warn
-from curvlens.linalg.sampling import FEWEST, Effort, Options, Quantity, effort, estimate
+from curvlens.linalg.counted import CountedOperator, warn
+from curvlens.linalg.limits import Spending, gradients
+from curvlens.linalg.sampling import FEWEST, Options, Quantity, SamplingPlan, estimate, sampling_plan
 from curvlens.operators import Operator
-from curvlens.results import ByBlock, Estimate
+from curvlens.operators.base import Progress
+from curvlens.results import ByBlock, Estimate, Status
 from curvlens.results.estimate import not_measured
+from curvlens.study.budget import parse_budget
 
 FIRST = 4
 """Products with each block in the first round of norms."""
@@ -29,15 +31,15 @@ FIRST = 4
 def each_block(
     quantity: Quantity, operator: Operator, samples: int | None, by: By, budget: str | float | None, options: Options
 ) -> ByBlock:
-    """Every name is there; a block that an interrupt or the budget left out is `not_measured`."""
-    plan = effort(samples, options.get("rtol"), options.get("max_samples"))
-    spending = Spending(limit(budget), gradients(operator))
+    """An estimate for every block; a block that an interrupt or the budget left out is `not_measured`."""
+    plan = sampling_plan(samples, options.get("rtol"), options.get("max_samples"))
+    spending = Spending(parse_budget(budget), gradients(operator))
     blocks = operator.blocks(by)
     largest_first = dict(sorted(blocks.items(), key=lambda item: -item[1].shape[0]))
     work = _Work(quantity, plan, spending, options, sum(min(plan.samples, b.shape[0]) for b in blocks.values()))
     interrupted = False
     try:
-        if spending.limit is not None:
+        if spending.budget is not None:
             work.first_round(operator, largest_first)
         for name, block in largest_first.items():
             if not work.measure(name, block):
@@ -50,13 +52,15 @@ def each_block(
     note = " ".join(_sentences(found, spending, interrupted))
     if interrupted:
         warn(f"The {quantity} by {by} was {note}")
-    return ByBlock(found, quantity, by, note)
+    return ByBlock(found, quantity, by, note, _status(found, interrupted))
 
 
 class _Work:
     """What was found so far, and the progress over all blocks."""
 
-    def __init__(self, quantity: Quantity, plan: Effort, spending: Spending, options: Options, total: int) -> None:
+    def __init__(
+        self, quantity: Quantity, plan: SamplingPlan, spending: Spending, options: Options, total: int
+    ) -> None:
         self.quantity, self.plan, self.spending, self.options = quantity, plan, spending, options
         self.found: dict[str, Estimate] = {}
         self._total = total if plan.rtol is None else None
@@ -66,8 +70,8 @@ class _Work:
         """A few products, for a first number of every block."""
         if self.spending.left() < 2:
             raise CurvlensError(
-                f"budget={str(self.spending.limit)!r} is less than two products of {operator!r}, which cost "
-                f"{2 * self.spending.cost:.3g} gradients. Give more."
+                f"budget={str(self.spending.budget)!r} is less than two products of {operator!r}, which cost "
+                f"{2 * self.spending.cost:.3g} gradients. Give a larger budget=."
             )
         if self.quantity == "trace":
             self._add_to_total(FEWEST)
@@ -80,7 +84,7 @@ class _Work:
             self.found[name] = self._fewer(self._estimate(block, FIRST), block)
 
     def _shared(self, operator: Operator, blocks: Mapping[str, Operator]) -> None:
-        products = Products(operator, symmetric=False, progress=self._progress())
+        products = CountedOperator(operator, symmetric=False, progress=self._progress())
         probes = products.probes(self.options.get("seed", 0))
         rows: list[torch.Tensor] = []
         while len(rows) < FEWEST and (len(rows) < 2 or self.spending.left() >= 1):
@@ -93,7 +97,9 @@ class _Work:
         about = products.provenance(quantity=self.quantity, seed=self.options.get("seed", 0), sampled=len(x))
         note = f"budget: {len(x)} products of the whole operator"
         for i, name in enumerate(blocks):
-            self.found[name] = Estimate(value[i], stderr[i], len(x), len(x) - 1, note, about)
+            self.found[name] = Estimate(
+                value[i], stderr[i], len(x), len(x) - 1, note, about, status=Status.STOPPED_AT_BUDGET
+            )
 
     def measure(self, name: str, block: Operator) -> bool:
         """The estimate of one block; whether there is room for another one."""
@@ -103,14 +109,17 @@ class _Work:
         allowed = int(min(left, wanted))
         result = self._estimate(block, allowed)
         self.found[name] = self._fewer(result, block) if allowed < wanted else result
-        if result.note.startswith("interrupted"):
+        if result.status is Status.INTERRUPTED:
             raise KeyboardInterrupt
         return True
 
     def _fewer(self, result: Estimate, block: Operator) -> Estimate:
-        """With a note, unless the block is so small that it is exact all the same."""
+        """The estimate with a note, unless the block is so small that it is exact anyway."""
         wanted = min(self.plan.samples, block.shape[0])
-        return result if result.exact else replace(result, note=f"budget: {result.samples} of {wanted} samples")
+        if result.exact:
+            return result
+        note = f"budget: {result.samples} of {wanted} samples"
+        return replace(result, note=note, status=Status.STOPPED_AT_BUDGET)
 
     def _estimate(self, block: Operator, samples: int) -> Estimate:
         """By products with the block; to the accuracy asked for, if it is the whole of what may be spent."""
@@ -140,14 +149,21 @@ class _Work:
         return told
 
 
+def _status(found: dict[str, Estimate], interrupted: bool) -> Status | None:
+    """Of the whole; None, where the blocks say it all."""
+    if interrupted:
+        return Status.INTERRUPTED
+    return None if all(e.measured for e in found.values()) else Status.STOPPED_AT_BUDGET
+
+
 def _sentences(found: dict[str, Estimate], spending: Spending, interrupted: bool) -> Iterator[str]:
     """What a reader of the whole has to know: how it ended, what was spent, which blocks have less."""
     missing = [name for name, e in found.items() if not e.measured]
     if interrupted:
         yield f"interrupted: {len(found) - len(missing)} of {len(found)} are there."
-    if spending.limit is not None:
+    if spending.budget is not None:
         yield f"{spending} spent."
-        fewer = [name for name, e in found.items() if e.note.startswith("budget")]
+        fewer = [name for name, e in found.items() if e.status is Status.STOPPED_AT_BUDGET]
         if fewer:
             yield f"Fewer samples than asked for: {listing(fewer)}."
     if missing:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.basis import Basis, Store
+from curvlens.linalg.basis import Basis, BasisPlace
 from curvlens.linalg.basis import budget as room_for
+from curvlens.linalg.counted import CountedOperator, warn, whole
 from curvlens.linalg.deflation import Deflation, Outlook, deflate
 from curvlens.linalg.probes import Probes
-from curvlens.linalg.products import Products, Progress, warn, whole
-from curvlens.results import Estimate
+from curvlens.operators.base import Progress
+from curvlens.results import Estimate, Status
 
 Quantity = Literal["trace", "square", "diagonal"]
 
@@ -37,32 +38,33 @@ def degrees(count: int, mean: Tensor, variance: Tensor) -> Tensor:
     Squares ‖A z‖² and ‖u‖² are nearly gamma variables: their excess kurtosis is 6c, so that Satterthwaite's count for
     their sample variance is 2/(2/(n−1) + 6c/n). On the logarithm the error is that of variance/mean², which for a gamma
     variable does not depend on the mean, and the 6 becomes 2 to first order in 1/n. 4 is what 8 to 64 samples take in
-    measurements (`docs/spectra.md`, "How far to trust the intervals"). Flat spectra have a small c, and lose nothing.
+    measurements (`docs/howto/spectra.md`, "How far to trust the intervals"). Flat spectra have a small c, and lose
+    nothing.
     """
     c = variance / mean.square().clamp(min=1e-300)
     return (2 / (2 / (count - 1) + SKEWED * c / count)).clamp(min=1.0)
 
 
 @dataclass(frozen=True)
-class Effort:
+class SamplingPlan:
     """How long to sample: to a number of products, or to a relative accuracy."""
 
     samples: int
     rtol: float | None
 
 
-def effort(samples: int | None, rtol: float | None, max_samples: int | None) -> Effort:
-    """What the user asked for, checked."""
+def sampling_plan(samples: int | None, rtol: float | None, max_samples: int | None) -> SamplingPlan:
+    """Check the user's options and make a plan of them."""
     if samples is not None and rtol is not None:
-        raise CurvlensError("Give samples= or rtol=, not both; max_samples= bounds a search for rtol.")
+        raise CurvlensError("Give samples= or rtol=, not both; max_samples= limits the search for rtol=.")
     for name, value in (("samples", samples), ("max_samples", max_samples)):
         if value is not None and (not whole(value) or value < 2):
             raise CurvlensError(f"{name}={value!r}, expected a whole number of products, 2 or more.")
     if rtol is None:
-        return Effort(SAMPLES if samples is None else int(samples), None)
+        return SamplingPlan(SAMPLES if samples is None else int(samples), None)
     if not (isinstance(rtol, (int, float)) and 0 < rtol < 1):
-        raise CurvlensError(f"rtol={rtol}, expected a number between 0 and 1, as 0.01 for one percent.")
-    return Effort(10_000 if max_samples is None else int(max_samples), rtol)
+        raise CurvlensError(f"rtol={rtol}, expected a number between 0 and 1, such as 0.01 for one percent.")
+    return SamplingPlan(10_000 if max_samples is None else int(max_samples), rtol)
 
 
 class Options(TypedDict, total=False):
@@ -72,7 +74,7 @@ class Options(TypedDict, total=False):
     max_samples: int | None
     seed: int
     memory: int | float | str | None
-    store: Store
+    store: BasisPlace
     progress: Progress | None
     budget: str | float | None
 
@@ -86,13 +88,13 @@ def estimate(
     max_samples: int | None = None,
     seed: int = 0,
     memory: int | float | str | None = None,
-    store: Store = "device",
+    store: BasisPlace = "device",
     progress: Progress | None = None,
     budget: str | float | None = None,
 ) -> Estimate:
-    """The sum over a small exact part and the mean of samples of the rest; a budget is for those who call it often."""
-    plan = effort(samples, rtol, max_samples)
-    products = Products(operator, symmetric=False, progress=progress)
+    """The sum of a small exact part and the mean of samples of the rest. ``budget`` is for callers with many blocks."""
+    plan = sampling_plan(samples, rtol, max_samples)
+    products = CountedOperator(operator, symmetric=False, progress=progress)
     n = products.n
     probes = products.probes(seed)
     products.total = min(plan.samples, n) if plan.rtol is None else None
@@ -114,26 +116,25 @@ def estimate(
         }[quantity]
         return min(variance * (1.96 / max(plan.rtol * target, 1e-150)) ** 2, n - spent)
 
-    note = ""
     parts = deflate(products, basis, probes, samples_left, diagonal=quantity == "diagonal")
     hopeless = parts.outlook is not None and samples_left(parts.size, parts.outlook) >= n - parts.size
     if plan.rtol is not None and n <= plan.samples and hopeless and not parts.interrupted:
         return _exact(quantity, products)
     run = _Run(quantity, products, parts, probes)
     if parts.interrupted:  # a few samples of the rest, without which there is no result
-        plan = Effort(products.count + 3, None)
+        plan = SamplingPlan(products.count + 3, None)
     try:
-        note = run.go(plan)
+        status, note = run.go(plan)
     except KeyboardInterrupt:
         if run.count < 2:
             raise
-        note = f"interrupted after {products.count} products"
+        status, note = Status.INTERRUPTED, f"interrupted after {products.count} products"
         if not parts.interrupted:
             warn(f"The {quantity} was {note}; the error is that of what was done.")
-    if note == "exact":
+    if status is Status.EXACT:
         return _exact(quantity, products)
     if parts.interrupted:
-        note = f"interrupted after {products.count} products"
+        status, note = Status.INTERRUPTED, f"interrupted after {products.count} products"
         warn(f"The {quantity} was {note}; the error is that of what was done.")
     value, stderr = run.value()
     return Estimate(
@@ -143,6 +144,7 @@ def estimate(
         dof=run.dof,
         fixed=parts.square if quantity == "square" else 0.0,
         note=note,
+        status=status,
         provenance=products.provenance(quantity=quantity, seed=seed, deflated=parts.size, sampled=run.count),
     )
 
@@ -150,7 +152,7 @@ def estimate(
 class _Run:
     """Mean and spread of the samples, by Welford's update in float64."""
 
-    def __init__(self, quantity: Quantity, products: Products, parts: Deflation, probes: Probes) -> None:
+    def __init__(self, quantity: Quantity, products: CountedOperator, parts: Deflation, probes: Probes) -> None:
         self.quantity, self.products, self.parts = quantity, products, parts
         self._probes = probes
         self.count = 0
@@ -159,24 +161,24 @@ class _Run:
         self._mean = torch.zeros(shape, dtype=torch.float64, device=home)
         self._spread = torch.zeros(shape, dtype=torch.float64, device=home)
 
-    def go(self, plan: Effort) -> str:
-        """Sample until it is enough; a note where it was not."""
+    def go(self, plan: SamplingPlan) -> tuple[Status, str]:
+        """Sample until it is enough; how it ended, and a note. Exact: computing all columns costs no more."""
         if self.parts.everything:
-            return ""
+            return Status.SAMPLED, ""
         check = FEWEST
         while True:
             if self.products.count >= plan.samples:
                 if plan.rtol is None:
-                    return ""
+                    return Status.SAMPLED, ""
                 note = f"rtol={plan.rtol:g} not reached after {self.products.count} products"
-                warn(f"The {self.quantity}: {note}. Its standard error says what was reached.")
-                return note
+                warn(f"The {self.quantity}: {note}. `stderr` shows the accuracy reached.")
+                return Status.ACCURACY_NOT_REACHED, note
             self.sample()
             if plan.rtol is not None and self.count >= check:
                 if self.close_enough(plan.rtol):
-                    return ""
+                    return Status.CONVERGED, ""
                 if self.products.count >= self.products.n:
-                    return "exact"
+                    return Status.EXACT, ""
                 check = math.ceil(1.3 * self.count)
 
     def sample(self) -> None:
@@ -233,7 +235,7 @@ def root(square: Estimate) -> Estimate:
     return replace(square, value=value, stderr=stderr, positive=not square.exact)
 
 
-def _exact(quantity: Quantity, products: Products) -> Estimate:
+def _exact(quantity: Quantity, products: CountedOperator) -> Estimate:
     """Column by column: fewer products than asked for."""
     diagonal = torch.zeros(products.n, dtype=torch.float64, device=products.device)
     square = 0.0

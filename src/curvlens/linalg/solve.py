@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
-from curvlens.linalg.products import Products, Progress, warn, whole
+from curvlens.linalg.counted import CountedOperator, warn, whole
 from curvlens.linalg.vectors import dot, norm
-from curvlens.results import Solution
-from curvlens.results.solution import Status
+from curvlens.operators.base import Progress
+from curvlens.results import Solution, Status
 from curvlens.surroundings import as_found
 
 Method = Literal["cg", "minres"]
@@ -29,9 +29,11 @@ REACH = 0.8
 """MINRES ends where ‖A r‖ ≤ eps^REACH ‖A‖ ‖r‖, 3e-13 in float64: what is left of b lies in the kernel as far as
 products can tell, and x solves the least-squares problem. Going on, x grows along the kernel by 1/eps."""
 
-INCONSISTENT = "the system is inconsistent, b has a part that A + damping does not reach: x is a least-squares solution"
+INCONSISTENT = (
+    "the system is inconsistent, b has a part outside the range of A + damping: x is a least-squares solution"
+)
 
-Product = Callable[[Tensor], Tensor]
+Apply = Callable[[Tensor], Tensor]
 
 
 @as_found
@@ -48,7 +50,7 @@ def solve(
 ) -> Solution:
     """x with ‖b − (A + damping) x‖ ≤ rtol ‖b‖ (1e-8 in float64, 1e-4 in float32).
 
-    b is a flat vector, an array or a dict by parameter name, and ``.x`` is the same kind. ``method`` is ``"cg"`` for
+    b is a flat vector, an array or a dict by parameter name; ``.x`` has its format. ``method`` is ``"cg"`` for
     an operator that is tagged positive semidefinite, and ``"minres"``, which takes indefinite ones, for all others.
     Ctrl-C, or ``max_products``, ends it with what is there. Where A + damping is singular and does not reach b, MINRES
     ends at a least-squares solution; ``status`` is then ``"inconsistent"``, and the residual that of the solution.
@@ -56,7 +58,7 @@ def solve(
     >>> solve(torch.diag(torch.tensor([2.0, -4.0], dtype=torch.float64)), torch.tensor([1.0, 1.0])).x
     tensor([ 0.5000, -0.2500], dtype=torch.float64)
     """
-    products = Products(operator, symmetric=True, progress=progress)
+    products = CountedOperator(operator, symmetric=True, progress=progress)
     if rtol is not None and not 0 < rtol < 1:
         raise CurvlensError(f"rtol={rtol}, expected a number between 0 and 1.")
     if not math.isfinite(damping):
@@ -79,8 +81,8 @@ def solve(
     # Of size 1, whatever its units: squares of tiny numbers are 0.
     unit = float(rhs.abs().max()) or 1.0
     rhs, x = rhs / unit, x / unit
-    size, why, history = norm(rhs), "converged", []
-    status: Status = "converged"
+    size, history = norm(rhs), list[float]()
+    status, note = Status.CONVERGED, ""
     best, best_x, length, found, mark, largest = math.inf, x.clone(), 0.0, 0, math.inf, 0.0
     eps = float(torch.finfo(rhs.dtype).eps)
     if size:
@@ -91,7 +93,7 @@ def solve(
                 # x so large along the kernel that the rounding of A x can be seen beside what is left of b.
                 grown = norm(x)
                 if eps * largest * grown > 0.1 * max(residual, 0.1 * size):
-                    why, status = INCONSISTENT, "inconsistent"
+                    status, note = Status.INCONSISTENT, INCONSISTENT
                     break
                 history.append(residual / size)
                 if history[-1] < 0.99 * mark:
@@ -104,51 +106,53 @@ def solve(
                     best_x.copy_(x)
                     break
                 if len(history) - found > patience or not history[-1] < 1e6 * max(best, 1):
-                    why = "the residual no longer falls: rounding, or a part of b that A + damping does not reach"
-                    status = "stagnated"
+                    note = "the residual no longer falls: rounding, or b has a part outside the range of A + damping"
+                    status = Status.STALLED
                     break
                 if products.count >= limit - 1:
-                    why, status = f"stopped at max_products={limit}", "max_products"
+                    status, note = Status.STOPPED_AT_BUDGET, f"stopped at max_products={limit}"
                     break
             else:
-                why, status = INCONSISTENT, "inconsistent"
+                status, note = Status.INCONSISTENT, INCONSISTENT
                 if history[-1] <= best:
                     best_x.copy_(x)
         except KeyboardInterrupt:
-            why, status = f"interrupted after {products.count} products", "interrupted"
+            status, note = Status.INTERRUPTED, f"interrupted after {products.count} products"
         except _NegativeCurvatureError:
-            status = "negative curvature"
-            why = "a direction has no positive curvature, which cg cannot take: use method='minres' or more damping"
+            status = Status.NEGATIVE_CURVATURE
+            note = "a direction has no positive curvature, so cg does not apply: use method='minres' or more damping"
     x = best_x if size else torch.zeros_like(x)
     residual = norm(rhs - product(x)) / size if size else 0.0
     if size and residual > max(0.99 * history[0], 1.01 * min(history)):
         # b in the kernel: its product is rounding, which the recurrence takes for curvature and divides by.
         x = torch.zeros_like(x) if start is None else _vector(products, start, "start") / unit
-        residual, status = history[0], "inconsistent"
-        why = "A + damping is singular to rounding, and no step held what it promised: x is the start; use more damping"
+        residual, status = history[0], Status.INCONSISTENT
+        note = "A + damping is singular to rounding, and no step reduced the residual: x is the start; use more damping"
     converged = residual <= rtol
-    if status == "inconsistent" and not converged and largest:
+    if status is Status.INCONSISTENT and not converged and largest:
         try:
             seen = _least_squares(product, x, rhs, largest, lambda: products.count >= limit - 2)
         except KeyboardInterrupt:
-            seen, why, status = 0.0, f"interrupted after {products.count} products", "interrupted"
+            seen, status, note = 0.0, Status.INTERRUPTED, f"interrupted after {products.count} products"
         residual = norm(rhs - product(x)) / size
         converged = residual <= rtol
         if seen > 1e-3:
-            status = "stagnated"
-            why = f"A + damping is singular to rounding, and x no least-squares solution: ‖A r‖ = {seen:.0e} ‖A‖ ‖r‖"
+            status = Status.STALLED
+            note = (
+                f"A + damping is singular to rounding, and x is not a least-squares solution: ‖A r‖ = {seen:.0e} ‖A‖ "
+                "‖r‖"
+            )
     if converged:
-        status = "converged"
+        status = Status.CONVERGED
     else:
-        if status == "converged":
-            why, status = f"rounding of products: the recurrence said {history[-1]:.0e}", "stagnated"
-        warn(f"The system was solved to a residual of {residual:.1e}, asked for was rtol={rtol:g}: {why}.")
+        if status is Status.CONVERGED:
+            status, note = Status.STALLED, f"rounding of products: the recurrence said {history[-1]:.0e}"
+        warn(f"The system was solved to a residual of {residual:.1e}, not to rtol={rtol:g}: {note}.")
     return Solution(
         x=_like(products, x * unit, b),
         residual=residual,
-        converged=converged,
         status=status,
-        why=why,
+        note=note,
         products=products.count,
         method=method,
         damping=float(damping),
@@ -161,7 +165,7 @@ class _NegativeCurvatureError(Exception):
     """pᵀ A p ≤ 0."""
 
 
-def _conjugate_gradients(product: Product, x: Tensor, r: Tensor) -> Iterator[tuple[float, float]]:
+def _conjugate_gradients(product: Apply, x: Tensor, r: Tensor) -> Iterator[tuple[float, float]]:
     """Hestenes and Stiefel; x changes in place, and the norm of the residual comes out after each step.
 
     Beside it the largest entry of the tridiagonal matrix, a lower bound of ‖A‖; here 0, for it is not formed.
@@ -182,7 +186,7 @@ def _conjugate_gradients(product: Product, x: Tensor, r: Tensor) -> Iterator[tup
         p = r + (square / before) * p
 
 
-def _least_squares(product: Product, x: Tensor, b: Tensor, largest: float, spent: Callable[[], bool]) -> float:
+def _least_squares(product: Apply, x: Tensor, b: Tensor, largest: float, spent: Callable[[], bool]) -> float:
     """Bring x, in place, to where A sees nothing of what is left of b; ‖A r‖ / (‖A‖ ‖r‖), which is 0 there.
 
     Conjugate gradients for A² x = A b. All steps lie in the range of A, so that x does not grow along the kernel.
@@ -211,7 +215,7 @@ def _least_squares(product: Product, x: Tensor, b: Tensor, largest: float, spent
     return best
 
 
-def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[tuple[float, float]]:
+def _minres(product: Apply, x: Tensor, r: Tensor) -> Iterator[tuple[float, float]]:
     """Paige and Saunders: the smallest residual over the Krylov space, by rotating the tridiagonal matrix upper."""
     residual = norm(r)
     yield residual, 0.0
@@ -242,8 +246,8 @@ def _minres(product: Product, x: Tensor, r: Tensor) -> Iterator[tuple[float, flo
         v, v_old, epsilon = w / beta, v, beyond
 
 
-def _vector(products: Products, b: Any, name: str) -> Tensor:
-    """A right-hand side of any kind as a flat vector in the working dtype."""
+def _vector(products: CountedOperator, b: Any, name: str) -> Tensor:
+    """A right-hand side (tensor, array or dict) as a flat vector in the working dtype."""
     if isinstance(b, Mapping):
         v = products.operator.columns.flatten(b, dtype=products.dtype, device=products.device)
     else:
@@ -255,7 +259,7 @@ def _vector(products: Products, b: Any, name: str) -> Tensor:
     return v
 
 
-def _like(products: Products, x: Tensor, b: Any) -> Any:
+def _like(products: CountedOperator, x: Tensor, b: Any) -> Any:
     if isinstance(b, Mapping):
         return products.operator.columns.unflatten(x)
     return x.cpu().numpy() if isinstance(b, np.ndarray) else x

@@ -43,7 +43,7 @@ class Loss:
     def sum_and_count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Any]:
         """The sum of the losses of all valid tokens, and their number (or weight)."""
         raise CurvlensError(
-            f"{type(self).__name__} lacks sum_and_count(outputs, batch): define it; it is all a loss needs."
+            f"{type(self).__name__} lacks sum_and_count(outputs, batch). Define it; a loss needs no other method."
         )
 
     def curvature(self, outputs: Outputs, batch: Batch, t: Outputs) -> Outputs:
@@ -70,7 +70,9 @@ class Loss:
 
     def sqrt_curvature(self, outputs: Outputs, batch: Batch, z: Outputs) -> Outputs:
         """Apply a square root Λ^½ of the output Hessian, Λ^½ (Λ^½)ᵀ = Λ."""
-        raise CurvlensError(f"{type(self).__name__} has no square root of its output Hessian: define sqrt_curvature.")
+        raise CurvlensError(
+            f"{type(self).__name__} has no square root of its output Hessian. Define sqrt_curvature(outputs, batch, z)."
+        )
 
     @property
     def has_sqrt_curvature(self) -> bool:
@@ -80,8 +82,8 @@ class Loss:
     def sample(self, outputs: Outputs, batch: Batch, generator: torch.Generator) -> Outputs:
         """Gradients at the outputs, for labels drawn from the model's own distribution."""
         raise CurvlensError(
-            f"{type(self).__name__} does not say which distribution its labels have, so no Fisher can be sampled: "
-            "define sample(outputs, batch, generator), or use ggn or empirical_fisher."
+            f"{type(self).__name__} does not say which distribution its labels have, so the Fisher matrix cannot be "
+            "sampled. Define sample(outputs, batch, generator), or use ggn or empirical_fisher."
         )
 
 

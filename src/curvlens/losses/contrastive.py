@@ -76,6 +76,8 @@ class Contrastive(Loss):
     def sample(self, outputs: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
         """p − e_j with the partner j drawn from p (one direction only)."""
         if self.symmetric:
-            raise CurvlensError("A symmetric contrastive loss is no log-likelihood: its Fisher cannot be sampled.")
+            raise CurvlensError(
+                "A symmetric contrastive loss is not a log-likelihood, so its Fisher matrix cannot be sampled. Use ggn."
+            )
         uniform = torch.rand(len(outputs), generator=generator, dtype=torch.float64).to(outputs.device)
         return closed_form.cross_entropy_sample(outputs, outputs.new_ones(len(outputs)), uniform)

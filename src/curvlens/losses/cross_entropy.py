@@ -34,7 +34,9 @@ class CrossEntropy(Loss):
         if not 0.0 <= label_smoothing <= 1.0:
             raise CurvlensError(f"label_smoothing is {label_smoothing}, expected a number between 0 and 1.")
         if weight is not None and (weight.ndim != 1 or not bool((weight >= 0).all())):
-            raise CurvlensError(f"Class weights are one non-negative number a class, got shape {tuple(weight.shape)}.")
+            raise CurvlensError(
+                f"Class weights are one non-negative number per class, got shape {tuple(weight.shape)}."
+            )
         self.weight = None if weight is None else weight.detach().clone()
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
@@ -73,7 +75,7 @@ class CrossEntropy(Loss):
             given = f"a mapping with {list(batch)}" if isinstance(batch, Mapping) else a_kind(batch)
             raise CurvlensError(
                 f"{type(self).__name__} found no labels: the batch is {given}. Give a dict with 'labels', or a tuple "
-                "(inputs, labels). As data, a tuple is one batch, a list many."
+                "(inputs, labels). As data=, a tuple is one batch and a list is many batches."
             )
         return labels
 
@@ -104,8 +106,8 @@ class CrossEntropy(Loss):
         counted = targets[targets != self.ignore_index]
         if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < classes):
             raise CurvlensError(
-                f"Labels run from {int(counted.min())} to {int(counted.max())}, but there are {classes} classes. "
-                f"Tokens that shall not count carry the label {self.ignore_index}."
+                f"Labels run from {int(counted.min())} to {int(counted.max())}, but there are {classes} classes. Give "
+                f"tokens that do not count the label {self.ignore_index}."
             )
         return logits.reshape(-1, classes), targets
 
@@ -181,7 +183,7 @@ def _with_root(mass: Tensor) -> Tensor:
     """The masses of the tokens, none of them negative."""
     if bool((mass < 0).any()):
         raise CurvlensError(
-            f"The labels of a token sum to {float(mass.min()):.3g}: with a negative sum the cross-entropy is no "
+            f"The labels of a token sum to {float(mass.min()):.3g}. With a negative sum the cross-entropy is no "
             "log-likelihood, and its output Hessian has no square root. Use ggn or hessian, which take such labels."
         )
     return mass

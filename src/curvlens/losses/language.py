@@ -71,8 +71,8 @@ class CausalLM(CrossEntropy):
             labels = tokens if mask is None or mask.ndim != 2 else tokens.where(both(mask != 0), self.ignore_index)
         elif _already_shifted(tokens, labels):
             raise CurvlensError(
-                "The labels are the inputs shifted by one already, and CausalLM would shift them once more. Use "
-                "CausalLM(shift=False), or give the labels unshifted, as Hugging Face wants them."
+                "The labels are the inputs shifted by one already, and CausalLM would shift them again. Use "
+                "CausalLM(shift=False), or give unshifted labels, as for Hugging Face models."
             )
         end = labels.new_full((*labels.shape[:-1], 1), self.ignore_index)
         return torch.cat([labels[..., 1:], end], dim=-1)

@@ -31,11 +31,11 @@ class MSE(Loss):
             if isinstance(outputs, Tensor) and isinstance(target, Tensor) and outputs.numel() == target.numel():
                 raise CurvlensError(
                     f"MSE expects outputs and target of one shape, got {tuple(outputs.shape)} and "
-                    f"{tuple(target.shape)}. Bring the target into shape: target.reshape({tuple(outputs.shape)})."
+                    f"{tuple(target.shape)}. Reshape the target: target.reshape({tuple(outputs.shape)})."
                 )
             raise CurvlensError(
-                f"MSE expects outputs and target of one shape, got {describe(outputs)} and {describe(target)}. "
-                "The target is the last entry of a tuple, (inputs, target); as data, a tuple is one batch, a list many."
+                f"MSE expects outputs and target of one shape, got {describe(outputs)} and {describe(target)}. Give a "
+                "tuple (inputs, target). As data=, a tuple is one batch and a list is many batches."
             )
         return (outputs - target.to(outputs.dtype)).square().double().sum(), outputs.numel()
 

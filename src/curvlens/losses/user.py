@@ -39,8 +39,8 @@ class FromOutputs(Loss):
                 if not _about_the_outputs(error, outputs):
                     raise
                 raise CurvlensError(
-                    f"The loss failed: {error}. It is given what the model returns, here {describe(outputs)}; of a "
-                    "Hugging Face output the logits themselves. Take what you need: outputs[0] of a tuple."
+                    f"The loss failed: {error}. It is given what the model returns, here {describe(outputs)}. For "
+                    "Hugging Face outputs, these are the logits. Take what you need, such as outputs[0] of a tuple."
                 ) from error
             raise CurvlensError(
                 f"The loss was called with (outputs, batch) and tried to call its arguments: {error}. If it is a "
@@ -84,7 +84,7 @@ class FromModel(Loss):
 def as_loss(loss: Any) -> Loss:
     """Whatever the user calls a loss, as one that follows the protocol."""
     if isinstance(loss, type) and issubclass(loss, Loss):
-        raise CurvlensError(f"The loss is the class {loss.__name__} itself. Make one: {loss.__name__}().")
+        raise CurvlensError(f"The loss is the class {loss.__name__}, not an instance. Make one: {loss.__name__}().")
     if isinstance(loss, Loss):
         return _without_stale_forms(loss)
     if hasattr(loss, "sum_and_count"):
@@ -102,7 +102,10 @@ def as_loss(loss: Any) -> Loss:
         )
     if callable(loss):
         return FromModel(loss) if _takes_model(loss) else FromOutputs(loss)
-    raise CurvlensError(f"The loss is {describe(loss)}, expected one of curvlens.losses or a function; see its docs.")
+    raise CurvlensError(
+        f"The loss is {describe(loss)}, expected one of curvlens.losses, such as losses.CrossEntropy(), or a function "
+        "(outputs, batch) -> (sum, count)."
+    )
 
 
 def _without_stale_forms(loss: Loss) -> Loss:

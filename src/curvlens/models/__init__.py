@@ -1,4 +1,4 @@
-"""The reference Transformer, on one screen."""
+"""The reference Transformer."""
 
 from curvlens.models.gpt import GPT, GPTConfig
 

@@ -1,4 +1,4 @@
-"""A reference GPT on one screen, with every variant that the theory speaks of.
+"""A reference GPT in one short file, with the variants that the theory covers.
 
 Block: x + attention(norm(x)), then x + mlp(norm(x)) ("pre"); norm(x + …) ("post"); or no norm at all ("none").
 """
@@ -59,7 +59,9 @@ class GPTConfig:
             if getattr(self, field) not in get_args(allowed):
                 raise CurvlensError(f"{field}={getattr(self, field)!r}, expected one of {get_args(allowed)}.")
         if self.d_model % self.n_head:
-            raise CurvlensError(f"d_model={self.d_model} is not divisible by n_head={self.n_head}.")
+            raise CurvlensError(
+                f"d_model={self.d_model} is not divisible by n_head={self.n_head}. Choose a multiple of n_head."
+            )
 
     def norm_module(self) -> nn.Module:
         """The norm of this variant; the identity where there is none."""
@@ -165,7 +167,10 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, tokens) → logits (batch, tokens, vocab)."""
         if tokens.shape[-1] > self.reference_config.context:
-            raise CurvlensError(f"{tokens.shape[-1]} tokens given, the context is {self.reference_config.context}.")
+            raise CurvlensError(
+                f"{tokens.shape[-1]} tokens given, but the context is {self.reference_config.context}. Give fewer "
+                "tokens, or set GPTConfig(context=...)."
+            )
         x = self.embed(tokens) + self.pos.weight[: tokens.shape[-1]]
         for block in self.h:
             x = block(x)

@@ -7,10 +7,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from curvlens._evaluation.recording import Recording
+from curvlens._evaluation.recordings import Recordings
+from curvlens._evaluation.sums import OwnRows, summed
 from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError, listing, nearest
 from curvlens.operators.base import Operator, Progress
-from curvlens.operators.modules import Traces
+from curvlens.operators.modules import check_sum, recordings_of
 from curvlens.problem import Problem
 from curvlens.surroundings import as_found
 
@@ -20,11 +23,11 @@ Of = Literal["hessian", "ggn", "functional"]
 class ActivationHessian(Operator):
     """∂²ℓ/∂z² for the activations z that one call of a module gives, of all samples and tokens."""
 
-    def __init__(self, traces: Traces, path: str, call: int, of: Of) -> None:
-        shapes, said = [_shape(trace.results[path][call]) for trace in traces], path or "the model"
+    def __init__(self, problem: Problem, recordings: Recordings, path: str, call: int, of: Of) -> None:
+        shapes, said = [_shape(recording.results[path][call]) for recording in recordings], path or "the model"
         # one batch is the whole; of many, each is a block
         names = [said] if len(shapes) == 1 else [f"{said}[{i}]" for i in range(len(shapes))]
-        layout, problem = Layout(dict(zip(names, shapes, strict=True))), traces.problem
+        layout = Layout(dict(zip(names, shapes, strict=True)))
         super().__init__(
             layout,
             layout,
@@ -35,7 +38,7 @@ class ActivationHessian(Operator):
             name=f"{of} by the activations of {said}",
         )
         self.problem, self.path, self.call, self.of = problem, path, call, of
-        self._traces = traces
+        self._recordings = recordings
 
     def __getitem__(self, key: Any) -> Operator:
         """``A[path]`` is A itself; with many batches ``A["h.0[1]"]`` is that of the second."""
@@ -53,16 +56,17 @@ class ActivationHessian(Operator):
         return self if rows == columns == self.rows else _Block(self, rows, columns)
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
-        out, count = torch.empty_like(vectors), 0.0
-        for trace, (name, place) in zip(self._traces, self.rows.slices.items(), strict=True):
-            for j in range(vectors.shape[1]):
-                u = vectors[place, j].reshape(self.rows.shapes[name])
-                part = trace.at_result(
-                    self.path, self.call, u, outer=self.of != "functional", functional=self.of != "ggn"
-                )
-                out[place, j] = part.reshape(-1).to(out.dtype)
-            count += trace.count
-        return out / self.problem.checked_count(count)
+        out, shapes = torch.empty_like(vectors), list(self.rows.shapes.values())
+        totals = [OwnRows(out[:, j], self.rows.slices.values()) for j in range(vectors.shape[1])]
+
+        def term(recording: Recording, j: int) -> Tensor:
+            piece = totals[j].place
+            u = vectors[piece, j].reshape(shapes[totals[j].number])
+            return recording.at_result(
+                self.path, self.call, u, outer=self.of != "functional", functional=self.of != "ggn"
+            )
+
+        return out / summed(self.problem._evaluation, self._recordings, term, totals)
 
 
 class _Block(Operator):
@@ -88,9 +92,7 @@ def _shape(leaf: Tensor | None) -> tuple[int, ...]:
 
 
 @as_found
-def activation_hessian(
-    problem: Problem, path: str, *, of: Of = "hessian", call: int = 0, traces: Traces | None = None
-) -> ActivationHessian:
+def activation_hessian(problem: Problem, path: str, *, of: Of = "hessian", call: int = 0) -> ActivationHessian:
     """The Hessian, its Gauss–Newton or its functional part, with respect to the output of the module at ``path``.
 
     ``call`` says which, for a module that is called more than once; -1 is the last. The order is that of the output,
@@ -101,30 +103,35 @@ def activation_hessian(
     >>> activation_hessian(problem, "1").dense().shape
     torch.Size([2, 2])
     """
-    traces = Traces(problem, "activation_hessian") if traces is None else traces
+    recordings = recordings_of(problem, "activation_hessian")
     if of not in get_args(Of):
         raise CurvlensError(f"of={of!r}, expected one of {listing(get_args(Of))}.")
     if not isinstance(path, str):
-        raise CurvlensError(f"The path of a module is a text, as in 'h.0.attn', got {path!r}.")
+        raise CurvlensError(f"The path of a module is a text, such as 'h.0.attn'; got {path!r}.")
     if isinstance(call, bool) or not isinstance(call, int):
         raise CurvlensError(f"call={call!r}; expected a whole number, counted from 0, or -1 for the last.")
-    for trace in traces:
-        calls = trace.results.get(path, [])
-        if not calls and path in trace.kinds and path not in dict(problem.model.named_modules(remove_duplicate=False)):
+    for recording in recordings:
+        calls = recording.results.get(path, [])
+        if (
+            not calls
+            and path in recording.kinds
+            and path not in dict(problem.model.named_modules(remove_duplicate=False))
+        ):
             around = path.rpartition(".")[0]
             raise CurvlensError(
-                f"{path!r} is a step of attention, and what it gives is inside the module {around!r}: take that one. "
-                f"The functional part of the step is module_part(problem, {path!r})."
+                f"{path!r} is a step of attention inside the module {around!r}, and has no activations of its own. Use "
+                f"{around!r}. The functional part of the step is module_part(problem, {path!r})."
             )
         if all(leaf is None for leaf in calls):
-            known = [p for p, given in trace.results.items() if any(leaf is not None for leaf in given)]
-            raise CurvlensError(
-                f"No module {path!r} gives activations that depend on parameters. {nearest(path, known)}"
-            )
+            known = [p for p, given in recording.results.items() if any(leaf is not None for leaf in given)]
+            raise CurvlensError(f"No module {path!r} has an output that depends on parameters. {nearest(path, known)}")
         if not -len(calls) <= call < len(calls):
             often = "once: call=0" if len(calls) == 1 else f"{len(calls)} times, counted from 0"
             raise CurvlensError(f"call={call}; {path!r} is called {often}.")
         if calls[call] is None:
-            raise CurvlensError(f"What call {call} of {path!r} gives depends on no parameter.")
-    traces.check()
-    return ActivationHessian(traces, path, call, of)
+            raise CurvlensError(
+                f"The output of call {call} of {path!r} does not depend on any parameter. Choose another call or "
+                "module."
+            )
+    check_sum(problem, recordings)
+    return ActivationHessian(problem, recordings, path, call, of)

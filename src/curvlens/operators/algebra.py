@@ -23,7 +23,7 @@ def scale(operator: Operator, factor: Any) -> Operator:
         isinstance(factor, Tensor) and factor.ndim == 0 and not factor.is_complex()
     )
     if not is_scalar or isinstance(factor, bool):
-        raise CurvlensError(f"An operator is scaled by a real number, got {a_kind(factor)}.")
+        raise CurvlensError(f"An operator can only be scaled by a real number; got {a_kind(factor)}.")
     return Scaled(operator, float(factor))
 
 
@@ -69,9 +69,12 @@ class Sum(Operator):
 
     def __init__(self, left: Operator, a: float, right: Operator, b: float) -> None:
         if left.shape != right.shape:
-            raise CurvlensError(f"{left!r} and {right!r} have different shapes: they have no sum.")
+            raise CurvlensError(f"Shapes must match to add operators; got {left!r} and {right!r}.")
         if left.rows != right.rows or left.columns != right.columns:
-            raise CurvlensError(f"{left!r} and {right!r} belong to different parameters: they have no sum.")
+            raise CurvlensError(
+                f"{left!r} and {right!r} belong to different parameters, so they cannot be added. Take the same blocks "
+                "of both: A[name] + B[name]."
+            )
         sign = "+" if b >= 0 else "-"
         super().__init__(
             left.rows,
@@ -107,7 +110,7 @@ class Identity(Operator):
 
     def __init__(self, like: Operator) -> None:
         if like.rows != like.columns:
-            raise CurvlensError(f"{like!r} has no identity beside it: its rows are not its columns.")
+            raise CurvlensError(f"An identity needs equal rows and columns; this is {like!r}.")
         super().__init__(
             like.rows, like.rows, dtype=like.dtype, device=like.device, symmetric=True, psd=True, name="Identity"
         )
@@ -211,7 +214,7 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
     if isinstance(matrix, Operator):
         return matrix
     if isinstance(matrix, Problem):
-        raise CurvlensError("A problem is no operator: say which one, as cl.hessian(problem) or cl.ggn(problem).")
+        raise CurvlensError("A Problem is not an operator. Build one: cl.hessian(problem) or cl.ggn(problem).")
     shape = getattr(matrix, "shape", None)
     if shape is None or len(shape) != 2 or not hasattr(matrix, "__matmul__"):
         closed = isinstance(getattr(matrix, "total", None), Form)
@@ -223,7 +226,7 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
         like.columns if like is not None and like.columns.size == n else (rows if m == n else Layout({"columns": (n,)}))
     )
     if _dtype_name(matrix).startswith("complex"):
-        raise CurvlensError("The matrix is complex; operators here are real.")
+        raise CurvlensError("The matrix is complex, expected a real one.")
     # An array is multiplied in float64 whatever its entries, as a LinearOperator of float64 would be.
     by_itself = isinstance(matrix, Tensor) or not _is_matrix(matrix)
     dtype = (declared_dtype(matrix) if by_itself else None) or torch.float64

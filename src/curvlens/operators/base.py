@@ -122,7 +122,9 @@ class Operator:
                 f"got {given}."
             )
         if v.is_complex():
-            raise CurvlensError("The vector is complex, the operator real: apply it to real and imaginary part.")
+            raise CurvlensError(
+                "The vector is complex, the operator is real. Apply it to both parts: H @ v.real + 1j * (H @ v.imag)."
+            )
         return v.detach().to(device=self.device, dtype=self.dtype)
 
     def __matmul__(self, v: Any) -> Any:
@@ -159,7 +161,7 @@ class Operator:
     def blocks(self, by: By = "block") -> dict[str, Operator]:
         """The diagonal blocks by name: by layer and role, or by head, layer, role or parameter."""
         if self.rows != self.columns:
-            raise CurvlensError(f"{self!r} has no diagonal blocks: its rows are not its columns.")
+            raise CurvlensError(f"{self!r} has no diagonal blocks: its rows and columns are different parameters.")
         layouts = {name: self.rows.of(block) for name, block in self.rows.blocks.by(by).items()}
         return {name: self._block(layout, layout) for name, layout in layouts.items()}
 
@@ -178,7 +180,7 @@ class Operator:
     def quadratic(self, v: Any) -> float:
         """vᵀ A v, summed in float64."""
         if self.rows != self.columns:
-            raise CurvlensError(f"A quadratic form needs equal rows and columns, this is {self!r}.")
+            raise CurvlensError(f"A quadratic form needs equal rows and columns; this is {self!r}.")
         if isinstance(v, Mapping):
             v = self.columns.flatten(v, dtype=self.dtype, device=self.device)
         return self._quadratic(self._checked(torch.as_tensor(v), dims=(1,)))

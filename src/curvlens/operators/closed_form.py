@@ -59,7 +59,7 @@ def closed_form(of: Any, part: Literal["outer", "functional", "total"] = "total"
     if isinstance(of, Form):
         if part != "total":
             raise CurvlensError(
-                f"part={part!r} of a Form, which is a part already: give the Hessian, or leave part out."
+                f"part={part!r} was given with a Form, which is one part already. Give the Hessian, or leave part= out."
             )
         return ClosedForm(of, of.matvec)
     form = getattr(of, part, None)

@@ -70,12 +70,13 @@ def diagonal(values: Tensor | np.ndarray | Mapping[str, Tensor] | Estimate) -> O
             )
         layout = Layout({"rows": (len(flat),)})
     if flat.is_complex():
-        raise CurvlensError("The diagonal is complex; operators here are real.")
+        raise CurvlensError("The diagonal is complex, expected a real one.")
     flat = flat if flat.is_floating_point() else flat.double()
     bad = int((~flat.isfinite()).sum())
     if bad:
         raise CurvlensError(
-            f"{bad} of {len(flat)} numbers of the diagonal are NaN or infinite. Clamp what you divide by."
+            f"{bad} of {len(flat)} numbers of the diagonal are NaN or infinite. If you divide, clamp the divisor: "
+            "x.clamp(min=1e-12)."
         )
     return Diagonal(flat, layout)
 
@@ -128,10 +129,14 @@ class Composed(Operator):
     def __init__(self, factors: Sequence[Operator]) -> None:
         for one, other in pairwise(factors):
             if one.shape[1] != other.shape[0]:
-                raise CurvlensError(f"{one!r} @ {other!r}: {one.shape[1]} columns, {other.shape[0]} rows.")
+                raise CurvlensError(
+                    f"{one!r} @ {other!r}: the first has {one.shape[1]} columns, the second {other.shape[0]} rows. "
+                    "They must be equal."
+                )
             if one.columns != other.rows:
                 raise CurvlensError(
-                    f"{one!r} @ {other!r}: the columns of the first are other parameters than the rows of the second."
+                    f"{one!r} @ {other!r}: the columns of the first and the rows of the second are different "
+                    "parameters."
                 )
         middle, odd = len(factors) // 2, len(factors) % 2
         mirrored = all(_transposes(one, other) for one, other in zip(factors[:middle], factors[::-1], strict=False))

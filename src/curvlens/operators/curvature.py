@@ -1,4 +1,4 @@
-"""The operators of a problem: a product of its engine, restricted to some rows and columns."""
+"""The operators of a problem: products over its data, restricted to some rows and columns."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any
 
 from torch import Tensor
 
+from curvlens._evaluation.graph import Graph, Parts
+from curvlens._evaluation.sums import Number, summed
 from curvlens.blocks import Layout
 from curvlens.errors import CurvlensError, a_kind
 from curvlens.losses import FromModel
+from curvlens.operators import products
 from curvlens.operators.base import Operator, Progress
-from curvlens.operators.engine import Product, engine_of
-from curvlens.operators.graph import Graph, Parts
+from curvlens.operators.products import GraphProduct
 from curvlens.problem import Problem
 
 Middle = Callable[[Graph, Sequence[Tensor]], Sequence[Tensor]]
 """What stands between Jᵀ and J: a matrix at the outputs, applied to J v."""
 
-Root = Callable[[Graph, int], Sequence[Tensor]]
+RootDraw = Callable[[Graph, int], Sequence[Tensor]]
 """A square root of the middle applied to random signs, which are given by a seed."""
 
 
@@ -34,7 +36,7 @@ class Curvature(Operator):
     def __init__(
         self,
         problem: Problem,
-        product: Product,
+        product: GraphProduct,
         *,
         name: str,
         psd: bool,
@@ -57,13 +59,14 @@ class Curvature(Operator):
         self._convex = psd
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
-        rows, columns = self.rows.whole, self.columns.whole  # the engine knows whole parameters only
+        rows, columns = self.rows.whole, self.columns.whole  # graphs know whole parameters only
         vectors = columns.embed(self.columns, vectors)
-        return rows.extract(self.rows, engine_of(self.problem).apply(self._product, rows, columns, vectors, progress))
+        applied = products.apply(self.problem._evaluation, self._product, rows, columns, vectors, progress)
+        return rows.extract(self.rows, applied)
 
     def each(self, vectors: Sequence[Tensor], progress: Progress | None = None) -> Iterator[Tensor]:
         """The products with flat vectors, of whole parameters, one at a time: no matrix is made of them."""
-        return engine_of(self.problem).each(self._product, self.rows, self.columns, vectors, progress)
+        return products.each(self.problem._evaluation, self._product, self.rows, self.columns, vectors, progress)
 
     def _block(self, rows: Layout, columns: Layout) -> Curvature:
         return Curvature(self.problem, self._product, name=self.name, psd=self._convex, rows=rows, columns=columns)
@@ -88,7 +91,7 @@ class GaussNewton(Curvature):
         psd: bool,
         rows: Layout | None = None,
         columns: Layout | None = None,
-        root: Root | None = None,
+        root: RootDraw | None = None,
     ) -> None:
         def product(graph: Graph, rows: Sequence[str], v: Parts, retain: bool) -> Parts:
             return graph.pull(rows, middle(graph, graph.push(v)), retain=retain)
@@ -111,27 +114,39 @@ class GaussNewton(Curvature):
         root, whole = self._root, self.rows.whole
         assert root is not None
 
-        def job(graph: Graph, j: int, retain: bool) -> Parts:
+        def term(graph: Graph, j: int, retain: bool) -> Parts:
             return graph.pull(whole.names, root(graph, seeds[j]), retain=retain)
 
-        for total, count in engine_of(self.problem).sums(len(seeds), job, whole, whole, progress):
+        for total, count in products.sums(self.problem._evaluation, len(seeds), term, whole, whole, progress):
             yield total.parts(), count
 
     def _quadratic(self, v: Tensor) -> float:
         """⟨J v, M J v⟩: half the cost of a product, since nothing is pulled back to the parameters."""
         columns = self.columns.whole
         parts = columns.unflatten(columns.embed(self.columns, v))
-        total, count = 0.0, 0.0
-        for graph, _ in engine_of(self.problem).graphs(columns.names):
+        total, evaluation = Number(), self.problem._evaluation
+
+        def term(graph: Graph, _: int) -> float:
             t = graph.push(parts)
             u = self._middle(graph, t)
-            total += sum(float((x.double() * y.double()).sum()) for x, y in zip(t, u, strict=True))
-            count += graph.count
-            del graph, t, u  # before the next one is built
-        return total / self.problem.checked_count(count)
+            return sum(float((x.double() * y.double()).sum()) for x, y in zip(t, u, strict=True))
+
+        count = summed(evaluation, evaluation.cache.graphs(columns.names), term, [total])
+        return total.value / count
 
 
-def gauss_newton(problem: Problem, middle: Middle, *, name: str, psd: bool, root: Root | None = None) -> GaussNewton:
+def require_outputs(problem: Problem, what: str) -> None:
+    """A loss of the model hides the outputs at which the Gauss–Newton part is split off."""
+    if isinstance(problem.loss_function, FromModel):
+        raise CurvlensError(
+            f"{problem.loss_function!r} maps the model to a number and so hides the outputs at which {what} splits the "
+            "Hessian. Use one of curvlens.losses, or a function (outputs, batch) -> (sum, count)."
+        )
+
+
+def gauss_newton(
+    problem: Problem, middle: Middle, *, name: str, psd: bool, root: RootDraw | None = None
+) -> GaussNewton:
     """Jᵀ M J with a matrix M at the outputs."""
     if isinstance(problem.loss_function, FromModel):
         raise CurvlensError(

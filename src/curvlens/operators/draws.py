@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from curvlens import batches
-from curvlens.operators.graph import Seam
+from curvlens._evaluation.graph import LossBoundary
 
 Draw = Callable[[Any, Any, torch.Generator], Any]
 """(outputs, batch, generator) → a tree like the outputs."""
@@ -17,21 +17,21 @@ Draw = Callable[[Any, Any, torch.Generator], Any]
 _BITS = torch.tensor([[1 << i] for i in range(8)], dtype=torch.uint8)
 
 
-def drawn(seam: Seam, seed: int, draw: Draw) -> list[Tensor]:
+def drawn(boundary: LossBoundary, seed: int, draw: Draw) -> list[Tensor]:
     """The floating-point tensors of ``draw``, called sample by sample where outputs and batch can be cut."""
-    size = seam.piece.size
-    if size is None or batches.batch_size(seam.outputs) != size:
-        draws = [draw(seam.outputs, seam.piece.batch, _generator(seed, seam.piece.offset))]
+    size = boundary.piece.size
+    if size is None or batches.batch_size(boundary.outputs) != size:
+        draws = [draw(boundary.outputs, boundary.piece.batch, _generator(seed, boundary.piece.offset))]
     else:
         draws = [
             draw(
-                batches.rows(seam.outputs, i, i + 1),
-                batches.rows(seam.piece.batch, i, i + 1),
-                _generator(seed, seam.piece.offset + i),
+                batches.rows(boundary.outputs, i, i + 1),
+                batches.rows(boundary.piece.batch, i, i + 1),
+                _generator(seed, boundary.piece.offset + i),
             )
             for i in range(size)
         ]
-    return [torch.cat(parts) for parts in zip(*(seam.flat(tree) for tree in draws), strict=True)]
+    return [torch.cat(parts) for parts in zip(*(boundary.flat(tree) for tree in draws), strict=True)]
 
 
 def signs(outputs: Any, batch: Any, generator: torch.Generator) -> Any:

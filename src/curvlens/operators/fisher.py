@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from curvlens._evaluation.graph import Graph, LossBoundary
 from curvlens.errors import CurvlensError
 from curvlens.operators.curvature import Curvature, gauss_newton, require_problem
 from curvlens.operators.draws import drawn
-from curvlens.operators.graph import Graph, Seam
 from curvlens.problem import Problem
 
 
@@ -28,15 +28,15 @@ def fisher(problem: Problem, *, samples: int = 1, seed: int = 0) -> Curvature:
         raise CurvlensError(f"samples={samples}, expected 1 or more.")
 
     def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
-        assert graph.seam is not None
+        assert graph.boundary is not None
         _one_tensor(t)
         key = ("fisher", samples, seed)
         if key not in graph.memo:
-            graph.memo[key] = [_labels(graph.seam, seed * samples + draw) for draw in range(samples)]
+            graph.memo[key] = [_labels(graph.boundary, seed * samples + draw) for draw in range(samples)]
         total = [torch.zeros_like(x) for x in t]
         for gradients in graph.memo[key]:
             for out, x, e in zip(total, t, gradients, strict=True):
-                out += _outer(e, x, graph.seam.loss.row_dim) / samples
+                out += _outer(e, x, graph.boundary.loss.row_dim) / samples
         return total
 
     _require_rows(problem, "fisher")
@@ -51,10 +51,10 @@ def empirical_fisher(problem: Problem) -> Curvature:
     """
 
     def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
-        assert graph.seam is not None
+        assert graph.boundary is not None
         _one_tensor(t)
-        row = graph.seam.loss.row_dim
-        return [_outer(e, x, row) for e, x in zip(graph.seam.gradient, t, strict=True)]
+        row = graph.boundary.loss.row_dim
+        return [_outer(e, x, row) for e, x in zip(graph.boundary.gradient, t, strict=True)]
 
     _require_rows(problem, "empirical_fisher")
     return gauss_newton(problem, middle, name="Empirical Fisher", psd=True)
@@ -82,6 +82,6 @@ def _require_rows(problem: Problem, name: str) -> None:
 
 
 @torch.no_grad()
-def _labels(seam: Seam, seed: int) -> list[Tensor]:
+def _labels(boundary: LossBoundary, seed: int) -> list[Tensor]:
     """Gradients at the outputs for drawn labels."""
-    return drawn(seam, seed, seam.loss.sample)
+    return drawn(boundary, seed, boundary.loss.sample)

@@ -11,7 +11,6 @@ from curvlens.operators.algebra import Restricted, Scaled, Sum
 from curvlens.operators.base import Operator
 from curvlens.operators.composition import Composed
 from curvlens.operators.curvature import Curvature
-from curvlens.operators.engine import engine_of
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,13 @@ def _owner(operator: Operator) -> int:
 
 def _of_curvature(operator: Curvature) -> Footprint:
     problem = operator.problem
-    engine = engine_of(problem)
-    engine.prepare()
+    cache = problem._evaluation.cache
+    cache.prepare()
     whole = operator.rows.whole.size
     vector, exact = whole * operator.dtype.itemsize, whole * torch.float64.itemsize
     # One piece: its terms and the result. More: the terms of two pieces when the sum in float64 begins.
-    work = 2 * vector if engine.n_pieces == 1 else 2 * vector + exact
+    work = 2 * vector if cache.n_pieces == 1 else 2 * vector + exact
     if operator.rows.size != whole:
         work += operator.columns.whole.size * operator.dtype.itemsize + operator.rows.size * operator.dtype.itemsize
-    spare = max(engine.kept_bytes - engine.largest_bytes, 0)
-    return Footprint(engine.kept_bytes + engine.point_bytes, work + engine.rebuilt_bytes, spare)
+    spare = max(cache.kept_bytes - cache.largest_bytes, 0)
+    return Footprint(cache.kept_bytes + cache.point_bytes, work + cache.rebuilt_bytes, spare)

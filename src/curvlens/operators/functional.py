@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from curvlens._evaluation.graph import Graph, Parts
 from curvlens.errors import CurvlensError
 from curvlens.losses import FromModel
 from curvlens.operators.curvature import Curvature, require_problem
-from curvlens.operators.graph import Graph, Parts
 from curvlens.problem import Problem
 
 

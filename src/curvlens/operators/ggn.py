@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from curvlens._evaluation.graph import Graph
 from curvlens.operators.curvature import Curvature, gauss_newton, require_problem
 from curvlens.operators.draws import drawn, signs
-from curvlens.operators.graph import Graph
 from curvlens.problem import Problem
 
 
@@ -26,15 +26,15 @@ def ggn(problem: Problem) -> Curvature:
     require_problem(problem, "ggn")
 
     def middle(graph: Graph, t: Sequence[Tensor]) -> Sequence[Tensor]:
-        assert graph.seam is not None
-        return graph.seam.curvature(t)
+        assert graph.boundary is not None
+        return graph.boundary.curvature(t)
 
     def root(graph: Graph, seed: int) -> Sequence[Tensor]:
-        assert graph.seam is not None
-        return graph.seam.sqrt_curvature(drawn(graph.seam, seed, signs))
+        assert graph.boundary is not None
+        return graph.boundary.sqrt_curvature(drawn(graph.boundary, seed, signs))
 
     loss = problem.loss_function
-    with problem.isolated():
+    with problem._evaluation.isolated():
         convex = loss.convex_on(problem.data)
     has_root = loss.has_sqrt_curvature and (convex or not loss.convex)
     return gauss_newton(problem, middle, name="GGN", psd=convex, root=root if has_root else None)

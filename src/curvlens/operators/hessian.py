@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from curvlens._evaluation.graph import Graph, Parts
 from curvlens.operators.curvature import Curvature, require_problem
-from curvlens.operators.graph import Graph, Parts
 from curvlens.problem import Problem
 
 

@@ -7,10 +7,7 @@ An experiment is a file in the folder of its source, `first_paper`, `slides` or 
 from curvlens.errors import CurvlensError, nearest
 from curvlens.papers import first_paper, full_block, slides
 from curvlens.papers.claims import CLAIMS
-from curvlens.papers.experiment import Effort, Experiment, Number, Report
-from curvlens.papers.records import Record, table
-from curvlens.papers.run import measured, missing, run
-from curvlens.papers.store import Store
+from curvlens.papers.experiment import Effort, Experiment, Number, Report, measured, missing, run
 from curvlens.papers.verdicts import Claim, Finding
 
 EXPERIMENTS: tuple[Experiment, ...] = (*first_paper.EXPERIMENTS, *slides.EXPERIMENTS, *full_block.EXPERIMENTS)
@@ -23,14 +20,11 @@ __all__ = [
     "Experiment",
     "Finding",
     "Number",
-    "Record",
     "Report",
-    "Store",
     "measured",
     "missing",
     "named",
     "run",
-    "table",
 ]
 
 

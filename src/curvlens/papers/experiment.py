@@ -1,14 +1,20 @@
-"""What an experiment is: points to measure, how one is measured, and what is made of the measurements."""
+"""What an experiment is: points to measure, how one is measured, and what is made of the measurements.
+
+A point is a unit of a study whose kind is the name of the experiment.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from curvlens.papers.records import Config, Record, key
+from curvlens import study as studies
+from curvlens.papers.sizes import named_marks
 from curvlens.papers.verdicts import Finding
 from curvlens.report.charts import Chart
+from curvlens.study import Config, Record, Study, StudyProgress, Unit
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,40 @@ class Experiment:
         """The name of the experiment that its points are stored under."""
         return self.data or self.name
 
-    def key(self, config: Config) -> str:
-        """What a point is stored under."""
-        return key(self.stored_as, self.revision, config)
+    def unit(self, config: Config) -> Unit:
+        """A point, as a study stores it."""
+        return Unit(self.stored_as, self.revision, config)
+
+    def units(self, effort: Effort) -> list[Unit]:
+        """The points of an effort, in their order."""
+        return [self.unit(config) for config in self.points(effort)]
+
+
+def missing(experiments: Sequence[Experiment], effort: Effort, study: Study) -> list[Unit]:
+    """Points that are not stored yet, those of shared data once."""
+    return study.missing(unit for experiment in experiments for unit in experiment.units(effort))
+
+
+def measured(experiment: Experiment, effort: Effort, study: Study) -> list[Record]:
+    """The stored points of an effort, in their order; those that are missing are left out."""
+    known = study.records(experiment.stored_as)
+    return [known[unit.key] for unit in experiment.units(effort) if unit.key in known]
+
+
+def run(
+    experiments: Sequence[Experiment],
+    effort: Effort,
+    study: Study,
+    *,
+    jobs: int = 1,
+    progress: Callable[[StudyProgress], None] | None = None,
+) -> int:
+    """Measure and store all missing points, with one thread each; how many those were."""
+    units = [unit for experiment in experiments for unit in experiment.units(effort)]
+    work = {each.stored_as: partial(_point, each.measure) for each in reversed(experiments)}
+    return studies.run(study, units, work, jobs=jobs, progress=progress).done
+
+
+def _point(measure: Callable[[Config], Mapping[str, Any]], config: Config) -> Mapping[str, Any]:
+    found: dict[str, Any] = named_marks(measure(config))
+    return found

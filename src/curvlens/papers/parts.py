@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-Part = Literal["outer", "functional", "total"]
+from curvlens.calculus.form import SplitPart
+
 SPLIT: tuple[Literal["outer", "functional"], ...] = ("outer", "functional")
-PARTS: tuple[Part, ...] = (*SPLIT, "total")
+PARTS: tuple[SplitPart, ...] = (*SPLIT, "total")
 SIGNS = {"outer": "H_o", "functional": "H_f", "total": "H"}
 
 

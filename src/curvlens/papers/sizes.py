@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvlens.papers.records import Record
+from curvlens.study import Record
 
 UNDERFLOW = "underflow"
 """In the place of a norm that is not zero but has no float64."""
@@ -35,6 +35,19 @@ def sized(value: float) -> float | str:
     if math.isfinite(value) and abs(value) < TINY:
         return UNDERFLOW
     return value if abs(value) < LARGE else math.inf
+
+
+def named_marks(value: Any) -> Any:
+    """A result with infinities and NaN by name, as 'underflow' is: marks that a table shows. Other numbers are exact.
+
+    >>> named_marks({"norm": [1 / 3, float("inf"), float("nan")]})
+    {'norm': [0.3333333333333333, 'inf', 'nan']}
+    """
+    if isinstance(value, Mapping):
+        return {name: named_marks(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [named_marks(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def number(stored: Any) -> float:

@@ -16,9 +16,9 @@ from curvlens.calculus import exponents
 from curvlens.calculus.exponents import PowerLaw
 from curvlens.errors import CurvlensWarning
 from curvlens.papers.experiment import Law, Number
-from curvlens.papers.records import Record
 from curvlens.papers.sizes import number
 from curvlens.report.charts import Curve
+from curvlens.study import Record
 
 FEW = 5
 """Repeats below which a band shows their range, since an interval of their mean would say little."""

@@ -1,4 +1,4 @@
-"""`curvlens.profiling.propagation`: the curvature of every layer, by its parameters and by its activations."""
+"""`curvlens.propagation`: the curvature of every layer, by its parameters and by its activations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Literal
 from curvlens.errors import CurvlensError
 from curvlens.linalg import eigs
 from curvlens.linalg.compression import trace_and_norm
-from curvlens.linalg.products import Products, Progress
+from curvlens.linalg.counted import CountedOperator
 from curvlens.operators import Operator, functional, ggn, hessian
 from curvlens.operators.activations import Of, activation_hessian
-from curvlens.operators.modules import Traces
+from curvlens.operators.base import Progress
+from curvlens.operators.modules import recordings_of
 from curvlens.problem import Problem
 from curvlens.profiling.statistics import bounded
 from curvlens.results.propagation import PARTS, Amount, Level, Propagation
@@ -47,13 +48,13 @@ def propagation(
     """
     if by not in ("layer", "role"):
         raise CurvlensError(f"by={by!r}, expected 'layer' or 'role'.")
-    traces = Traces(problem, "propagation")
-    traces.known()
+    recordings = recordings_of(problem, "propagation")  # held: all activations share them
+    recordings.known()
     layers = {block.layer for block in problem.blocks.values()} - {None}
     if not layers:
         raise CurvlensError(
-            "No parameter is in a layer that is known: either the architecture is not, then name its layers with "
-            "Problem(..., blocks={'h.0': ...}), or params= leaves them out."
+            "No parameter is in a known layer. If the architecture is unknown, name its layers: "
+            "Problem(..., blocks={'h.0': ...}). If params= excludes all layers, leave params= out."
         )
     blocks = problem.blocks.by(by)
     names = [name for name in blocks if by == "role" or name in layers]
@@ -76,10 +77,10 @@ def propagation(
         if name in paths:
             parts: tuple[Of, ...] = ("hessian", "ggn", "functional")
             given = {  # by what leaves it at last, if it runs more than once
-                of: measured(activation_hessian(problem, paths[name], of=of, call=-1, traces=traces)) for of in parts
+                of: measured(activation_hessian(problem, paths[name], of=of, call=-1)) for of in parts
             }
         levels[name] = Level(name, own, given)
-    provenance = Products(wholes["hessian"], symmetric=True).provenance(seed=seed, tol=tol)
+    provenance = CountedOperator(wholes["hessian"], symmetric=True).provenance(seed=seed, tol=tol)
     return Propagation(levels, by, samples, provenance=provenance)
 
 
@@ -98,7 +99,7 @@ def _amount(operator: Operator, samples: int, seed: int, tol: float) -> Amount:
     # The low end of a psd matrix is near 0, and would take most of the products.
     found = eigs(operator, k=1, ends="largest" if operator.psd else "both", tol=tol, seed=seed, check_copies=False)
     ends = [
-        bounded(value, residual, found.products)
+        bounded(value, residual, found.products, found.status)
         for value, residual in zip(found.values.double().cpu(), found.residuals.double().cpu(), strict=True)
     ]
     trace, frobenius = trace_and_norm(operator, found, samples, seed)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from dataclasses import dataclass
 
+from curvlens._evaluation.recordings import Recordings
 from curvlens.errors import CurvlensError
-from curvlens.linalg.limits import readable_time
+from curvlens.linalg.counted import CountedOperator
 from curvlens.linalg.needs import Needs
 from curvlens.linalg.plan import ROOMY, SMALL
-from curvlens.linalg.products import Products
 from curvlens.memory import available_bytes, parse_bytes, readable
-from curvlens.operators.engine import engine_of
 from curvlens.operators.hessian import hessian
-from curvlens.operators.modules import Traces
+from curvlens.operators.modules import recordings_of
 from curvlens.problem import Problem
+from curvlens.study.budget import readable_time
 
 logger = logging.getLogger("curvlens")
 
@@ -24,7 +23,7 @@ FEWEST_TOGETHER, MOST_TOGETHER = 2, 64
 LITTLE = 1 << 27
 """Bytes that vectors may take in any case, if a quarter of the budget is as much."""
 BUILDS = 6.0
-"""What a probe costs, in the time that building the traces takes."""
+"""What a probe costs, in the time that building the recordings takes."""
 SLICE = 1 << 16
 """Entries of vectors that are multiplied at a time, in float64."""
 CUTS = 8
@@ -58,16 +57,16 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ProfileBytes:
     """What a profile holds, in bytes, as the first pass over the data found it."""
 
     vector: int
     kept: int
-    """Kept graphs and traces, and the copy of the parameters that they are compared with."""
+    """Kept graphs and recordings, and the copy of the parameters that they are compared with."""
     graph: int
     """The largest graph that is built anew for each call; 0 if all are kept."""
-    trace: int
-    """The same of traces."""
+    recording: int
+    """The same of recordings."""
     forms: int
     """What one probe and H times it need in the tangent pass."""
     outputs: int
@@ -77,18 +76,18 @@ class Sizes:
     """Slices of vectors in float64, for each probe: inner products of probes, H times them, and both together."""
 
     @classmethod
-    def of(cls, traces: Traces) -> Sizes:
+    def of(cls, problem: Problem, recordings: Recordings) -> ProfileBytes:
         """After their first pass."""
-        problem, engine = traces.problem, engine_of(traces.problem)
+        cache = problem._evaluation.cache
         vector = problem.layout.size * problem.dtype.itemsize
         return cls(
             vector=vector,
-            kept=engine.kept_bytes + traces.kept_bytes + vector,
-            graph=engine.largest_bytes if engine.rebuilds else 0,
-            trace=0 if traces.kept_bytes else traces.largest_bytes,
-            forms=traces.forms_bytes,
-            outputs=traces.output_bytes,
-            total=vector if engine.n_pieces < 2 else vector + 8 * problem.layout.size,
+            kept=cache.kept_bytes + recordings.kept_bytes + vector,
+            graph=cache.largest_bytes if cache.rebuilds else 0,
+            recording=0 if recordings.kept_bytes else recordings.largest_bytes,
+            forms=recordings.forms_bytes,
+            outputs=recordings.output_bytes,
+            total=vector if cache.n_pieces < 2 else vector + 8 * problem.layout.size,
             sliced=5 * 8 * min(problem.layout.size, SLICE),
         )
 
@@ -97,22 +96,22 @@ class Sizes:
         z, Hz = group * self.vector, group * self.vector
         # where graphs are kept products come one by one; one that is rebuilt serves all, and is gone before the results
         product = 2 * self.outputs + (self.graph + group * self.total if self.graph else Hz + self.total)
-        forms = Hz + max(self.trace + group * self.forms, group * self.sliced)
+        forms = Hz + max(self.recording + group * self.forms, group * self.sliced)
         return self.kept + z + max(product, forms)
 
     def beside(self, needs: Needs) -> int:
-        """What is held beside a search: the traces that are kept, and outputs in work."""
+        """What is held beside a search: the recordings that are kept, and outputs in work."""
         return max(self.kept - needs.product.kept, 0) + 2 * self.outputs
 
     def top(self, needs: Needs, search: int) -> int:
         """The peak of a search for eigenvalues that takes so many bytes, and of the forms that follow it."""
-        return max(self.beside(needs) + search, self.kept + 2 * self.vector + self.trace + self.forms)
+        return max(self.beside(needs) + search, self.kept + 2 * self.vector + self.recording + self.forms)
 
 
 def prepared(
     problem: Problem, samples: int, *, search: bool, memory: int | float | str | None
-) -> tuple[Traces, Forecast]:
-    """The traces of a problem, in pieces that fit, and what a profile of them will take; an error if nothing fits."""
+) -> tuple[Problem, Recordings, Forecast]:
+    """A problem and its recordings, in pieces that fit, and what a profile of them will take; or an error."""
     limit = available_bytes(problem.device) if memory is None else parse_bytes(memory)
     vector = problem.layout.size * problem.dtype.itemsize
     # the copy of the parameters, one gradient as a graph, and two probes with their products
@@ -121,10 +120,10 @@ def prepared(
         raise _too_little(problem, least, limit, "probes alone")
     inner = problem if memory is None else _with_memory(problem, min(problem.memory, (limit - least) // 2))
     for _ in range(CUTS):
-        traces = Traces(inner)
-        traces.known()
-        sizes, pieces = Sizes.of(traces), engine_of(inner).n_pieces
-        needs = _needs(inner) if search and not traces.blocked else None
+        recordings = recordings_of(inner)
+        recordings.known()
+        sizes, pieces = ProfileBytes.of(inner, recordings), inner._evaluation.cache.n_pieces
+        needs = _needs(inner) if search and not recordings.blocked else None
         probes = sizes.probes(FEWEST_TOGETHER)
         top = 0 if needs is None else sizes.top(needs, needs.total(needs.fewest))
         if max(probes, top) <= limit or not inner.memory:
@@ -144,37 +143,35 @@ def prepared(
         most = needs.total(n if n <= SMALL else ROOMY)
         room = limit - sizes.beside(needs)
         basis = max(min(most, min(limit // 4, room) if memory is None else room), needs.total(needs.fewest))
-    rebuilt = (bool(sizes.graph) + bool(sizes.trace)) * -(-samples // group)
+    rebuilt = (bool(sizes.graph) + bool(sizes.recording)) * -(-samples // group)
     forecast = Forecast(
         parameters=problem.layout.size,
         probes=samples,
         group=group,
         pieces=max(pieces, 1),
         memory=max(sizes.probes(group), 0 if needs is None else sizes.top(needs, basis)),
-        seconds=traces.seconds * (BUILDS * samples + rebuilt),
+        seconds=recordings.seconds * (BUILDS * samples + rebuilt),
         search=basis,
     )
     logger.info("profile: %s", forecast)
-    return traces, forecast
+    return inner, recordings, forecast
 
 
 def _with_memory(problem: Problem, memory: int) -> Problem:
     """The same problem, with graphs of its own that take so much."""
-    other = copy.copy(problem)
-    other.memory = max(memory, 0)
-    return other
+    return problem._with(problem._evaluation.within(memory))
 
 
 def _group(samples: int, problem: Problem) -> int:
     """How many probes go through the model together: the more meet, the better for norms."""
     # vectors, two a probe, take half of what a kept graph does, or little
-    held = max(engine_of(problem).kept_bytes // 2, min(problem.memory // 4, LITTLE))
+    held = max(problem._evaluation.cache.kept_bytes // 2, min(problem.memory // 4, LITTLE))
     return min(samples, MOST_TOGETHER, max(FEWEST_TOGETHER, held // (2 * problem.layout.size * problem.dtype.itemsize)))
 
 
 def _needs(problem: Problem) -> Needs:
     """What the search for the two largest eigenvalues takes."""
-    products = Products(hessian(problem), symmetric=True)
+    products = CountedOperator(hessian(problem), symmetric=True)
     return Needs.of(products, min(2, products.n), 1, products.dtype, "device")
 
 

@@ -11,17 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.errors import CurvlensError
+from curvlens._evaluation.recording import Recording
+from curvlens._evaluation.recordings import Recordings
+from curvlens._evaluation.sums import Table, summed
+from curvlens.errors import CurvlensError, NotedWarning
+from curvlens.linalg.counted import CountedOperator, warn, whole
 from curvlens.linalg.eigs import eigs
-from curvlens.linalg.products import Products, Progress, warn, whole
 from curvlens.operators import hessian
+from curvlens.operators.base import Progress
 from curvlens.operators.curvature import Curvature
-from curvlens.operators.modules import ModulePart, Traces
+from curvlens.operators.modules import ModulePart, recordings_of, require_path
 from curvlens.problem import Problem
 from curvlens.profiling.forecast import SLICE, Forecast, prepared
 from curvlens.profiling.statistics import Forms, bounded, portion, root_mean
-from curvlens.results import Portion, Profile, Row
+from curvlens.results import Portion, Profile, Row, Status
 from curvlens.results.profile import above
+from curvlens.results.status import worst
 from curvlens.surroundings import as_found
 
 FEWEST = 4
@@ -67,18 +72,18 @@ def profile(
     """
     if not whole(samples) or samples < FEWEST:
         raise CurvlensError(f"samples={samples!r}, expected a whole number of probes, {FEWEST} or more.")
-    Traces(problem)  # what cannot be profiled is told first
+    recordings_of(problem)  # what cannot be profiled is told first
     if not isinstance(spectral, Iterable | bool):
         raise CurvlensError(f"spectral={spectral!r}, expected True, False or paths of modules.")
     wanted = [] if isinstance(spectral, bool) else [spectral] if isinstance(spectral, str) else list(spectral)
-    traces, forecast = prepared(problem, int(samples), search=top or bool(spectral), memory=memory)
+    problem, recordings, forecast = prepared(problem, int(samples), search=top or bool(spectral), memory=memory)
     for path in wanted:  # a wrong one is told before anything long is computed
-        traces.require(path)
+        require_path(recordings, path)
     if announce is not None:
         announce(forecast)
-    H = hessian(traces.problem)
-    products = Products(H, symmetric=True)
-    probes, terms, note = products.probes(seed), _Terms(), ""
+    H = hessian(problem)
+    products = CountedOperator(H, symmetric=True)
+    probes, terms, status, note = products.probes(seed), _Terms(), Status.SAMPLED, ""
 
     def tell(done: int) -> None:
         if progress is not None:
@@ -87,32 +92,36 @@ def profile(
     try:
         for group in _groups(int(samples), forecast.group):
             working = partial(tell, group.start)
-            terms.add(traces, H, [probes.signs(i).to(H.dtype) for i in group], working)
+            terms.add(recordings, H, [probes.signs(i).to(H.dtype) for i in group], working)
             tell(group.stop)
     except KeyboardInterrupt:
         if len(terms) < FEWEST:
             raise
-        note = f"interrupted after {len(terms)} of {samples} probes"
-        warn(f"The profile was {note}; the errors are those of what was done. Eigenvalues were not sought.")
+        status, note = Status.INTERRUPTED, f"interrupted after {len(terms)} of {samples} probes"
+        warn(
+            f"The profile was {note}; the errors are for the probes that were done. Eigenvalues were not computed.",
+            NotedWarning,
+        )
         top, spectral = False, False
     with torch.device("cpu"):
-        result = terms.profile(traces.known(), note, products.provenance(seed=seed, probes=len(terms)))
-    if traces.blocked:
-        return _with_gaps(result, traces.blocked)
+        result = terms.profile(recordings.known(), products.provenance(seed=seed, probes=len(terms)))
+    result = replace(result, status=status, note=note)
+    if recordings.blocked:
+        return _with_gaps(result, recordings.blocked)
     try:
         if top:
-            result = _with_top(result, traces, H, forecast.search, partial(tell, int(samples)))
+            result = _with_top(result, recordings, H, forecast.search, partial(tell, int(samples)))
         if spectral:
             paths = list(result.rows) if spectral is True else [result[path].path for path in wanted]
-            result = _with_spectral(result, traces, paths, forecast.search, partial(tell, int(samples)))
+            result = _with_spectral(result, recordings, H, paths, forecast.search, partial(tell, int(samples)))
     except KeyboardInterrupt:
         note = "interrupted while eigenvalues were sought"
-        warn(f"The profile was {note}; what the probes say is there.")
-        result = replace(result, note="; ".join(filter(None, [result.note, note])))
-    if traces.hidden:
-        named = ", ".join(f"{path!r} in {caller or 'the model'!r}" for path, caller in traces.hidden.items())
+        warn(f"The profile was {note}; the estimates from the probes are complete.", NotedWarning)
+        result = replace(_noted(result, note), status=Status.INTERRUPTED)
+    if recordings.hidden:
+        named = ", ".join(f"{path!r} in {caller or 'the model'!r}" for path, caller in recordings.hidden.items())
         note = f"run inside a transformation of torch.func and are counted with their callers: {named}"
-        result = replace(result, note="; ".join(filter(None, [result.note, note])))
+        result = _noted(result, note)
     _check(result)
     return result
 
@@ -138,15 +147,15 @@ class _Terms:
     def __len__(self) -> int:
         return sum(map(len, self.squares))
 
-    def add(self, traces: Traces, H: Curvature, z: list[Tensor], working: Callable[[], None]) -> None:
+    def add(self, recordings: Recordings, H: Curvature, z: list[Tensor], working: Callable[[], None]) -> None:
         """One group of probes; ``working`` is called again and again."""
         failed = None
         try:
             Hz = list(H.each(z, lambda done, total: working()))
         except CurvlensError as error:  # some module cannot be differentiated twice: others can
             failed, Hz = error, [torch.full_like(probe, math.nan) for probe in z]
-        ggn, terms = _summed(traces, [*z, *Hz], len(z), working)
-        if failed is not None and not traces.blocked:
+        ggn, terms = _summed(recordings, [*z, *Hz], len(z), working)
+        if failed is not None and not recordings.blocked:
             raise failed
         truth, squares = _truth(z, Hz)
         stacked = torch.stack([ggn, *terms.values()])
@@ -160,7 +169,7 @@ class _Terms:
             self.own[path] = [*known, _forms(terms[path]) if path in terms else before[-1]]
         self.squares.append(squares)
 
-    def profile(self, kinds: dict[str, str], note: str, provenance: dict[str, object]) -> Profile:
+    def profile(self, kinds: dict[str, str], provenance: dict[str, object]) -> Profile:
         """What the probes so far say."""
         squares, ggn = torch.cat(self.squares), Forms.joined(self.ggn)
         own = {path: Forms.joined(groups) for path, groups in self.own.items()}
@@ -177,7 +186,6 @@ class _Terms:
             rows=rows,
             mismatch=self.mismatch,
             samples=len(self),
-            note=note,
             provenance=provenance,
         )
 
@@ -194,19 +202,22 @@ def _truth(z: list[Tensor], Hz: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _summed(
-    traces: Traces, directions: Sequence[Tensor], bent: int, working: Callable[[], None]
+    recordings: Recordings, directions: Sequence[Tensor], bent: int, working: Callable[[], None]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The forms of G and, by path, of every module's own code, over all the data."""
-    parts = [traces.problem.layout.unflatten(v) for v in directions]
-    ggn, own, count = torch.zeros(bent, len(parts), dtype=torch.float64, device="cpu"), dict[str, Tensor](), 0.0
-    for trace in traces:
-        table, outer = trace.forms(parts, bent, lambda done, total: working())
-        ggn += outer
-        for path, forms in table.items():
-            own[path] = own[path] + forms if path in own else forms
-        count += trace.count
-        del trace  # before the next one is built
-    return ggn / count, {path: forms / count for path, forms in own.items()}
+    parts = [recordings.evaluation.layout.unflatten(v) for v in directions]
+    ggn, own = Table(), Table()
+
+    def term(recording: Recording, which: int) -> dict[str, Tensor]:
+        if which:
+            return {"": outer.pop()}
+        forms, at_outputs = recording.forms(parts, bent, lambda done, total: working())
+        outer.append(at_outputs)
+        return forms
+
+    outer = list[Tensor]()
+    count = summed(recordings.evaluation, recordings, term, [own, ggn])
+    return ggn.values[""] / count, {path: forms / count for path, forms in own.values.items()}
 
 
 def _forms(of: Tensor) -> Forms:
@@ -238,10 +249,12 @@ def _ordered(kinds: dict[str, str], reached: Iterable[str]) -> list[str]:
     return found
 
 
-def _with_top(result: Profile, traces: Traces, H: Curvature, memory: int, working: Callable[[], None]) -> Profile:
+def _with_top(
+    result: Profile, recordings: Recordings, H: Curvature, memory: int, working: Callable[[], None]
+) -> Profile:
     """What every term contributes to the largest eigenvalue."""
     found = eigs(H, k=min(2, H.shape[0]), ends="largest", memory=memory, progress=lambda done, total: working())
-    outer, forms = _summed(traces, [found.vectors[:, -1].to(H.dtype).contiguous()], 1, working)
+    outer, forms = _summed(recordings, [found.vectors[:, -1].to(H.dtype).contiguous()], 1, working)
     ggn, own = float(outer), {path: float(form) for path, form in forms.items()}
     # by Davis and Kahan u is off by an angle of at most residual/gap, and a form changes by twice that
     gap = float(found.values[-1] - found.values[0]) if len(found) > 1 else math.inf
@@ -249,36 +262,46 @@ def _with_top(result: Profile, traces: Traces, H: Curvature, memory: int, workin
 
     def known(x: float, of: Portion) -> Portion:
         error, value = (torch.tensor(y, dtype=torch.float64, device="cpu") for y in (2 * off * float(of.frobenius), x))
-        return replace(of, top=bounded(value, error, 1))
+        return replace(of, top=bounded(value, error, 1, found.status))
 
     rows, totals = {}, _totals(own)
     for path, row in result.rows.items():
         mine, total = own.get(path, 0.0), totals.get(path, 0.0)
         rows[path] = replace(row, own=known(mine, row.own), total=known(total, row.total))
     whole_ = known(ggn + sum(own.values()), result.hessian)
-    return replace(result, rows=rows, ggn=known(ggn, result.ggn), hessian=whole_)
+    status = worst([result.status, found.status])
+    return replace(result, rows=rows, ggn=known(ggn, result.ggn), hessian=whole_, status=status)
 
 
 def _with_spectral(
-    result: Profile, traces: Traces, paths: Iterable[str], memory: int, working: Callable[[], None]
+    result: Profile,
+    recordings: Recordings,
+    H: Curvature,
+    paths: Iterable[str],
+    memory: int,
+    working: Callable[[], None],
 ) -> Profile:
     """‖M‖₂ of the total of some rows, by Lanczos on both ends."""
-    rows = dict(result.rows)
+    rows, status = dict(result.rows), result.status
     for path in paths:
-        layout = traces.problem.layout
-        part = ModulePart(traces, path, own=False, rows=layout, columns=layout)
+        part = ModulePart(H.problem, recordings, path, own=False, rows=H.rows, columns=H.rows)
         found = eigs(part, k=1, ends="magnitude", memory=memory, progress=lambda done, total: working())
         value, residual = (x[0].abs().double().cpu() for x in (found.values, found.residuals))
-        size = bounded(value, residual, found.products)
+        size = bounded(value, residual, found.products, found.status)
         rows[path] = replace(rows[path], total=replace(rows[path].total, spectral=size))
-    return replace(result, rows=rows)
+        status = worst([status, found.status])
+    return replace(result, rows=rows, status=status)
 
 
 def _with_gaps(result: Profile, blocked: dict[str, str]) -> Profile:
     """Say which modules have no second derivative; their parts and those of what lies behind them are NaN."""
     named = "; ".join(f"{path or 'the model itself'!r}: {why}" for path, why in blocked.items())
     note = f"not twice differentiable: {named}. Its part, those of what lies behind it, GGN and Hessian are not known"
-    warn(f"The profile has gaps. A module is {note} (NaN). Use a plain implementation of it.")
+    warn(f"The profile has gaps. A module is {note} (NaN). Use a plain implementation of it.", NotedWarning)
+    return replace(_noted(result, note), status=worst([result.status, Status.HAS_GAPS]))
+
+
+def _noted(result: Profile, note: str) -> Profile:
     return replace(result, note="; ".join(filter(None, [result.note, note])))
 
 
@@ -286,6 +309,6 @@ def _check(result: Profile) -> None:
     """Terms that do not add up are no profile."""
     if not result.adds_up:
         warn(
-            f"The terms of the profile do not add up to the Hessian: they are off by {result.mismatch:.1g} of the sum "
-            "of their sizes. Is there a module whose result depends on more than its inputs and parameters?"
+            f"The terms of the profile do not add up to the Hessian: they differ by {result.mismatch:.1g} of the sum "
+            "of their sizes. Does the result of a module depend on more than its inputs and parameters?"
         )

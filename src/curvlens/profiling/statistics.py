@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from curvlens.results import Estimate, Portion
+from curvlens.results import Estimate, Portion, Status
 
 LEFT = 1e-4
 """What has to be left of a square without one probe for its logarithm to mean something."""
@@ -51,9 +51,9 @@ def mean(values: Tensor) -> Estimate:
     return _estimate(float(values.mean()), float(values.std()) / math.sqrt(len(values)), len(values))
 
 
-def bounded(value: Tensor, error: Tensor, products: int) -> Estimate:
+def bounded(value: Tensor, error: Tensor, products: int, status: Status) -> Estimate:
     """A number whose error is a bound, not a spread: as if of very many degrees of freedom."""
-    return Estimate(value, error, products, dof=1e9)
+    return Estimate(value, error, products, dof=1e9, status=status)
 
 
 def root_mean(squares: Tensor) -> Estimate:

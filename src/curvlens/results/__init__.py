@@ -8,6 +8,7 @@ from curvlens.results.estimate import Estimate
 from curvlens.results.profile import COLUMNS, DIGITS, OWN, Portion, Profile, Row, aligned
 from curvlens.results.propagation import Amount, Level, Propagation
 from curvlens.results.solution import Solution
+from curvlens.results.status import Status
 
 __all__ = [
     "COLUMNS",
@@ -25,6 +26,7 @@ __all__ = [
     "Result",
     "Row",
     "Solution",
+    "Status",
     "aligned",
     "claim",
     "load",

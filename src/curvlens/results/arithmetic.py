@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
+from curvlens.results.status import Status, worst
 
 if TYPE_CHECKING:
     from curvlens.results.estimate import Estimate
@@ -79,6 +80,8 @@ def added(one: Estimate, other: Estimate) -> Estimate:
         note="; ".join(dict.fromkeys(filter(None, (one.note, other.note)))),
         provenance=about,
         positive=one.positive and other.positive and bool((one.value * other.value > 0).all()),
+        # a sum of which a term was not measured is not known, which is more than that nothing was measured
+        status=worst([one.status, other.status]) if one.measured == other.measured else Status.HAS_GAPS,
     )
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -26,8 +26,11 @@ from torch import Tensor
 from curvlens import files
 from curvlens.errors import CurvlensError
 from curvlens.memory import available_bytes
+from curvlens.results import format_one
+from curvlens.results.status import Status
 
-FORMAT = 1
+FORMAT = 2
+"""Of the files that are written. Those of format 1 are read, too: `curvlens.results.format_one`."""
 LARGEST = 64 << 20
 """Bytes of a JSON file: a result of 10,000 modules has 20 MiB, and Python needs up to 25 times as much to read it."""
 DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool}
@@ -37,13 +40,19 @@ Provenance = dict[str, Any]
 
 
 class Result:
-    """A frozen dataclass of numbers, texts, tensors and mappings of those."""
+    """A frozen dataclass of numbers, texts, tensors and mappings of those, and how its computation ended."""
 
     kinds: ClassVar[dict[str, type[Result]]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         Result.kinds[cls.__name__] = cls
+
+    if TYPE_CHECKING:  # a field of some results; others have the status of their parts
+
+        @property
+        def status(self) -> Status:
+            """How the computation ended."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and texts, as JSON has them: None for what is not finite."""
@@ -65,15 +74,15 @@ class Result:
                 content = save_tensors(tensors)
                 digest = hashlib.sha256(content).hexdigest()
                 document["tensors"] = {"file": f"{text.stem}.{digest[:16]}.safetensors", "sha256": digest}
-                files.replace(text.with_name(document["tensors"]["file"]), content)
-            files.replace(text, files.sealed(".json", (json.dumps(document, indent=1) + "\n").encode()))
+                files.write(text.with_name(document["tensors"]["file"]), content)
+            files.write(text, json.dumps(document, indent=1) + "\n", seal=".json")
             if old is not None and old.name != document.get("tensors", {}).get("file"):
                 old.unlink(missing_ok=True)
         return text
 
     def table(self) -> list[dict[str, Any]]:
         """Flat records, one a row, of plain numbers and texts."""
-        raise CurvlensError(f"A {type(self).__name__} is no table. to_dict() has its numbers.")
+        raise NotImplementedError(f"{type(self).__name__} has no table")
 
     def to_pandas(self) -> Any:
         """The `table` as a ``pandas.DataFrame``."""
@@ -84,13 +93,17 @@ class Result:
         return pandas.DataFrame(self.table())
 
     def plot(self, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
-        """A picture, as an Altair chart that a notebook shows. Options: `curvlens.report.plot`.
+        """A picture, as an Altair chart that a notebook shows. Options: `curvlens.report.plots.plot`.
 
         With a path that ends in .svg, .png, .pdf, .html or .json it is also written to that file.
         """
         from curvlens.report.plots import plot
 
-        return plot(self, path, **options)
+        return plot(self._pictured(), path, **options)
+
+    def _pictured(self) -> Result:
+        """What `plot` draws: the result itself, or one that has a picture and shows the same."""
+        return self
 
     def _repr_html_(self) -> str:
         """For notebooks: what it prints, names and notes escaped."""
@@ -103,7 +116,9 @@ class Result:
     def _from_fields(cls, fields: dict[str, Any]) -> Result:
         hints = get_type_hints(cls)
         for name, value in fields.items():
-            if not _is(value, hints.get(name, Any)):
+            if hints.get(name) is Status:
+                fields[name] = Status(value)
+            elif not _is(value, hints.get(name, Any)):
                 raise TypeError(f"{name} is {value!r:.60}, expected {getattr(hints[name], '__name__', hints[name])}")
         return cls(**fields)
 
@@ -121,10 +136,11 @@ def load(path: str | os.PathLike[str]) -> Any:
     text = _json_file(path)
     document = _read(text)
     kind, fields = document.get("kind"), document.get("fields")
-    if document.get("format") != FORMAT or not isinstance(kind, str) or kind not in Result.kinds:
+    format = document.get("format")
+    if format not in (1, FORMAT) or not isinstance(kind, str) or kind not in Result.kinds:
         raise CurvlensError(
-            f"{str(text)!r} holds a {kind!r} in format {document.get('format')!r}; this version of curvlens reads "
-            f"format {FORMAT}: {', '.join(sorted(Result.kinds))}. curvlens {document.get('curvlens')} wrote it."
+            f"{str(text)!r} holds a {kind!r} in format {format!r}; this version of curvlens reads "
+            f"formats 1 and {FORMAT}: {', '.join(sorted(Result.kinds))}. curvlens {document.get('curvlens')} wrote it."
         )
     if not isinstance(fields, dict):
         raise CurvlensError(f"{str(text)!r} is no complete {kind}: it has no fields.")
@@ -149,7 +165,7 @@ def load(path: str | os.PathLike[str]) -> Any:
         except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:  # a KeyError: of its dtypes
             raise CurvlensError(f"{str(file)!r} is damaged: {error}.") from error
     try:
-        return Result.kinds[kind]._from_fields({name: _join(value, tensors) for name, value in fields.items()})
+        return _join({"$kind": kind, "fields": fields}, tensors, old=format == 1)
     except (TypeError, LookupError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
         raise CurvlensError(f"{str(text)!r} is no complete {kind}: {error}.") from error
 
@@ -248,7 +264,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return value
+    return value.value if isinstance(value, Status) else value
 
 
 def _split(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -272,12 +288,13 @@ def _split(value: Any, tensors: dict[str, Tensor]) -> Any:
         return [_split(item, tensors) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": str(value)}
-    return value
+    return value.value if isinstance(value, Status) else value
 
 
-def _join(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _join(value: Any, tensors: dict[str, Tensor], *, old: bool) -> Any:
+    """The value that `_split` took apart; ``old``: results in it are in format 1."""
     if isinstance(value, list):
-        return [_join(item, tensors) for item in value]
+        return [_join(item, tensors, old=old) for item in value]
     if not isinstance(value, dict):
         return value
     if "$tensor" in value:
@@ -285,10 +302,12 @@ def _join(value: Any, tensors: dict[str, Tensor]) -> Any:
     if "$array" in value:
         return tensors[value["$array"]].numpy()
     if "$scalar" in value:
-        return torch.tensor(_join(value["$scalar"], tensors), dtype=torch.float64)
+        return torch.tensor(_join(value["$scalar"], tensors, old=old), dtype=torch.float64)
     if "$float" in value:
         return float(value["$float"])
     if "$kind" in value:
-        fields = {k: _join(v, tensors) for k, v in value["fields"].items()}
+        fields = {k: _join(v, tensors, old=old) for k, v in value["fields"].items()}
+        if old:
+            fields = format_one.upgraded(value["$kind"], fields)
         return Result.kinds[value["$kind"]]._from_fields(fields)
-    return {key: _join(item, tensors) for key, item in value["$dict"]}
+    return {key: _join(item, tensors, old=old) for key, item in value["$dict"]}

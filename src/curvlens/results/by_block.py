@@ -10,6 +10,7 @@ from curvlens.blocks import Block, By
 from curvlens.errors import listing, printable
 from curvlens.results.base import Result
 from curvlens.results.estimate import Estimate
+from curvlens.results.status import Status, worst
 
 ADDS_UP = ("trace",)
 """What the blocks have in sum: a norm is no sum of norms."""
@@ -24,7 +25,12 @@ class ByBlock(Result, Mapping[str, Estimate]):
     """
 
     def __init__(
-        self, blocks: Mapping[str, Estimate], what: str = "estimate", by: By = "block", note: str = ""
+        self,
+        blocks: Mapping[str, Estimate],
+        what: str = "estimate",
+        by: By = "block",
+        note: str = "",
+        status: Status | None = None,
     ) -> None:
         if not all(isinstance(block, Estimate) for block in blocks.values()):
             raise TypeError("every block has to be an Estimate")
@@ -34,6 +40,7 @@ class ByBlock(Result, Mapping[str, Estimate]):
         """What there is one estimate for: a block, layer, role, head or parameter."""
         self.note = note
         """What a reader has to know of the whole: interrupted, what of a budget was spent, who had less of it."""
+        self._status = worst(block.status for block in blocks.values()) if status is None else Status(status)
 
     def __getitem__(self, name: str) -> Estimate:
         if name in self._blocks:
@@ -66,6 +73,11 @@ class ByBlock(Result, Mapping[str, Estimate]):
         """Whether what was measured may have a layer; names of roles and parameters do not tell."""
         unsaid = self.by in ("role", "parameter")
         return unsaid or any(f"{known}.".startswith(f"{layer}.") for known in self)
+
+    @property
+    def status(self) -> Status:
+        """How the work on all blocks ended: as that on the worst of them, unless it is said for the whole."""
+        return self._status
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._blocks)
@@ -113,7 +125,8 @@ class ByBlock(Result, Mapping[str, Estimate]):
         return f"<p>{escape(printable(self._headline()))}</p><table>{head}{cells}</table>{note}"
 
     def table(self) -> list[dict[str, Any]]:
-        """A flat record for each block: name, value, stderr, low and high ends of the 95 % interval, samples, note.
+        """A flat record for each block: name, value, stderr, low and high ends of the 95 % interval, samples,
+        status, note.
 
         ``pandas.DataFrame(result.table())`` reads it. What was not measured is None.
         """
@@ -123,7 +136,7 @@ class ByBlock(Result, Mapping[str, Estimate]):
             if estimate.measured:
                 numbers = (estimate.value.tolist(), estimate.stderr.tolist(), *estimate.interval())
             value, stderr, low, high = numbers
-            about = {"samples": estimate.samples, "note": estimate.note}
+            about = {"samples": estimate.samples, "status": estimate.status.value, "note": estimate.note}
             records.append({self.by: name, "value": value, "stderr": stderr, "low": low, "high": high, **about})
         return records
 
@@ -133,4 +146,4 @@ class ByBlock(Result, Mapping[str, Estimate]):
         return {name: {**e.to_dict(), **({} if e.measured else unknown)} for name, e in self.items()}
 
     def _fields(self) -> dict[str, Any]:
-        return {"blocks": self._blocks, "what": self.what, "by": self.by, "note": self.note}
+        return {"blocks": self._blocks, "what": self.what, "by": self.by, "note": self.note, "status": self.status}

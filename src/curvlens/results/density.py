@@ -17,6 +17,7 @@ from curvlens.errors import CurvlensError
 from curvlens.results.base import Provenance, Result, require_tensors
 from curvlens.results.estimate import Estimate, check_level
 from curvlens.results.measure import Measure, wasserstein
+from curvlens.results.status import Status
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,11 +49,17 @@ class Density(Result):
     """The 1-Wasserstein distance to the true measure is below this with 95 % confidence."""
     products: int
     provenance: Provenance = field(default_factory=dict)
+    status: Status = Status.SAMPLED
+    """How it ended: exact, if the spectrum was computed in full."""
+    note: str = ""
+    """What a reader has to know: interrupted after so many probes."""
 
     def __post_init__(self) -> None:
         require_tensors(
             self, "nodes", "weights", "probe", "settled", "coarse_nodes", "coarse_weights", "lower", "upper", "mass"
         )
+        if self.exact and self.status.ok:
+            object.__setattr__(self, "status", Status.EXACT)
 
     @property
     def exact(self) -> bool:
@@ -231,8 +238,9 @@ class Density(Result):
             if self.exact
             else f"from {self.probes} probe{'s' * (self.probes > 1)}, Wasserstein error {self.error:.2g}"
         )
+        note = f", {self.note}" if self.note else ""
         low, high = float(self.nodes.min()), float(self.nodes.max())
-        return f"Density({self.n} eigenvalues in [{low:.4g}, {high:.4g}], {how}, {self.products} products)"
+        return f"Density({self.n} eigenvalues in [{low:.4g}, {high:.4g}], {how}, {self.products} products{note})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.text())}</pre>"

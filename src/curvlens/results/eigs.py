@@ -11,6 +11,7 @@ from curvlens.blocks import Block, Blocks, By, Layout
 from curvlens.blocks.parts import Part, parse
 from curvlens.errors import CurvlensError, printable
 from curvlens.results.base import Provenance, Result, require_tensors
+from curvlens.results.status import Status
 
 if TYPE_CHECKING:
     from curvlens.operators.base import Operator
@@ -31,8 +32,8 @@ class Eigs(Result):
     """‖A x − λ x‖, from a product with each returned vector."""
     converged: Tensor
     """(k,), whether the residual is below ``tol`` times ``norm``."""
-    why: str
-    """How it ended."""
+    status: Status
+    """How the search ended."""
     tol: float
     norm: float
     """The largest |eigenvalue| seen: what ``tol`` is relative to."""
@@ -47,6 +48,8 @@ class Eigs(Result):
     maps: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """The same by head, layer and role, where the architecture is known."""
     provenance: Provenance = field(default_factory=dict)
+    note: str = ""
+    """What a reader has to know: where the search ended, and why."""
 
     def __post_init__(self) -> None:
         require_tensors(self, "values", "vectors", "residuals", "converged")
@@ -110,8 +113,8 @@ class Eigs(Result):
 
     def __repr__(self) -> str:
         done = int(self.converged.sum())
-        why = "" if self.why == "converged" else f", {self.why}"
-        head = f"Eigs({self.ends}, {done} of {len(self)} converged, {self.products} products{why})"
+        note = f", {self.note}" if self.note else ""
+        head = f"Eigs({self.ends}, {done} of {len(self)} converged, {self.products} products{note})"
         triples = zip(self.values.tolist(), self.residuals.tolist(), self.converged.tolist(), strict=True)
         rows = [f"  {value: .9g} ± {residual:.0e}{'' if ok else '  not converged'}" for value, residual, ok in triples]
         if len(rows) > 24:

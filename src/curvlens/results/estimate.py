@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -15,8 +16,7 @@ from torch import Tensor
 from curvlens.errors import CurvlensError, a_kind, printable
 from curvlens.results import arithmetic
 from curvlens.results.base import Provenance, Result, require_tensors
-
-NOT_MEASURED = "not measured"
+from curvlens.results.status import Status
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,9 +42,13 @@ class Estimate(Result):
     itself, is spread evenly around its mean."""
     fixed: float = 0.0
     """The part of the square of a norm that was computed, not sampled: the logarithm is that of the rest."""
+    status: Status = Status.SAMPLED
+    """How the sampling ended; exact, where nothing was left to sample."""
 
     def __post_init__(self) -> None:
         require_tensors(self, "value", "stderr")
+        if self.exact and self.status.ok:
+            object.__setattr__(self, "status", Status.EXACT)
 
     @property
     def exact(self) -> bool:
@@ -54,7 +58,7 @@ class Estimate(Result):
     @property
     def measured(self) -> bool:
         """Whether there is a number: not where work ended before its turn came."""
-        return self.note != NOT_MEASURED
+        return self.status is not Status.NOT_MEASURED
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | tuple[Tensor, Tensor]:
         """The confidence interval by Student's t: two numbers, or two tensors; of a norm, on the logarithm.
@@ -105,7 +109,7 @@ class Estimate(Result):
             worst = float(self.stderr.max()) if self.stderr.numel() else 0.0
             return f"{tuple(self.value.shape)} numbers, standard errors up to {worst:.2g}"
         if math.isnan(float(self.value)):
-            return "not known" if self.measured else NOT_MEASURED
+            return "not known" if self.measured else "not measured"
         if self.exact:
             return f"{float(self.value):.6g} (exact)"
         if math.isinf(float(self.stderr)):
@@ -121,7 +125,7 @@ class Estimate(Result):
         """
         value, error = factor * float(self), factor * float(self.stderr)
         if math.isnan(value):
-            return "not known" if self.measured else NOT_MEASURED, ""
+            return "not known" if self.measured else "not measured", ""
         if not error > 0.5 * 10.0 ** (1 - digits) * abs(value) or not math.isfinite(error):
             return _plain(value, digits), ""
         said, _, spread = with_error(value, error).partition(" ± ")
@@ -179,10 +183,20 @@ def _number(value: Any, sign: str) -> float:
     )
 
 
+def table_of(estimates: Mapping[str, Estimate]) -> list[dict[str, Any]]:
+    """A record for each of some single numbers, by name; None for what is not known.
+
+    >>> table_of({"a": Estimate(torch.tensor(2.0), torch.tensor(0.0), 3)})
+    [{'quantity': 'a', 'value': 2.0, 'stderr': 0.0, 'low': 2.0, 'high': 2.0}]
+    """
+    rows = ((name, record) for name, estimate in estimates.items() for record in estimate.table())
+    return [{"quantity": name, **{k: x if math.isfinite(x) else None for k, x in row.items()}} for name, row in rows]
+
+
 def not_measured() -> Estimate:
-    """The place of a number whose turn did not come: NaN, with a note; what is computed with it is NaN too."""
+    """The place of a number whose turn did not come: NaN; what is computed with it is NaN too."""
     unknown = torch.tensor(math.nan, dtype=torch.float64)
-    return Estimate(unknown, unknown.clone(), 0, 1.0, NOT_MEASURED)
+    return Estimate(unknown, unknown.clone(), 0, 1.0, "not measured", status=Status.NOT_MEASURED)
 
 
 ROUNDING = 1e-10

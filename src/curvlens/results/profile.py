@@ -11,7 +11,9 @@ import torch
 
 from curvlens.errors import CurvlensError, nearest, printable
 from curvlens.results.base import Provenance, Result
-from curvlens.results.estimate import Estimate
+from curvlens.results.by_block import ByBlock
+from curvlens.results.estimate import Estimate, table_of
+from curvlens.results.status import Status, worst
 
 DIGITS = {"trace": 4, "share": 4, "frobenius": 4, "top": 3, "spectral": 4}
 """What is known of a term, with the digits in which a table shows it where the error is smaller."""
@@ -43,6 +45,21 @@ class Portion(Result):
     """‖M‖₂, if it was asked for."""
 
     @property
+    def status(self) -> Status:
+        """The worst of its numbers."""
+        return worst(estimate.status for estimate in self._known().values())
+
+    def table(self) -> list[dict[str, Any]]:
+        """A record for each quantity that is known: value, stderr, low and high ends of the 95 % interval."""
+        return table_of(self._known())
+
+    def _known(self) -> dict[str, Estimate]:
+        return {name: getattr(self, name) for name in DIGITS if getattr(self, name) is not None}
+
+    def _pictured(self) -> ByBlock:
+        return ByBlock(self._known(), "size")
+
+    @property
     def is_zero(self) -> bool:
         """Linear: no probe saw anything."""
         return self.trace.exact and float(self.frobenius) == 0.0
@@ -70,6 +87,20 @@ class Row(Result):
     """With all that is in it."""
 
     @property
+    def status(self) -> Status:
+        """The worse of both portions."""
+        return worst([self.own.status, self.total.status])
+
+    def table(self) -> list[dict[str, Any]]:
+        """A record for each quantity, of its own code and in total."""
+        parts = {"own": self.own, "total": self.total}
+        return [{"of": name, **record} for name, portion in parts.items() for record in portion.table()]
+
+    def _pictured(self) -> ByBlock:
+        both = {f"{of}.{name}": x for of in ("own", "total") for name, x in getattr(self, of)._known().items()}
+        return ByBlock(both, "size")
+
+    @property
     def name(self) -> str:
         """The last word of the path."""
         return self.path.rpartition(".")[2]
@@ -95,6 +126,8 @@ class Profile(Result):
     samples: int
     note: str = ""
     provenance: Provenance = field(default_factory=dict)
+    status: Status = Status.SAMPLED
+    """How it ended."""
 
     def __getitem__(self, path: str) -> Row:
         if path not in self.rows:

@@ -7,9 +7,12 @@ from typing import Any
 
 from curvlens.errors import CurvlensError, nearest, printable
 from curvlens.results.base import Provenance, Result
-from curvlens.results.estimate import Estimate
+from curvlens.results.by_block import ByBlock
+from curvlens.results.estimate import Estimate, table_of
+from curvlens.results.status import Status, worst
 
 PARTS = ("hessian", "ggn", "functional")
+QUANTITIES = ("trace", "frobenius", "top", "bottom")
 COLUMNS = {"λ_min": 19, "λ_max": 19, "norm": 19, "trace": 19}
 """Of a printed table, with their widths."""
 
@@ -27,6 +30,21 @@ class Amount(Result):
     """The smallest eigenvalue, likewise; None where a matrix is known to have no negative one."""
 
     @property
+    def status(self) -> Status:
+        """The worst of its numbers."""
+        return worst(estimate.status for estimate in self._known().values())
+
+    def table(self) -> list[dict[str, Any]]:
+        """A record for each quantity that is known: value, stderr, low and high ends of the 95 % interval."""
+        return table_of(self._known())
+
+    def _known(self) -> dict[str, Estimate]:
+        return {name: getattr(self, name) for name in QUANTITIES if getattr(self, name) is not None}
+
+    def _pictured(self) -> ByBlock:
+        return ByBlock(self._known(), "size")
+
+    @property
     def spectral(self) -> Estimate:
         """‖M‖₂, the larger of |λ_min| and |λ_max|."""
         ends = [end for end in (self.bottom, self.top) if end is not None]
@@ -34,7 +52,7 @@ class Amount(Result):
         return replace(largest, value=largest.value.abs())
 
 
-class Parts(dict[str, Amount]):
+class Amounts(dict[str, Amount]):
     """Amounts by part; a name that is not there is told with the nearest one that is."""
 
     def __missing__(self, name: str) -> Amount:
@@ -53,9 +71,21 @@ class Level(Result):
     activations: dict[str, Amount]
     """By the activations that leave it: what arrives from all that lies behind. Empty for a role."""
 
+    @property
+    def status(self) -> Status:
+        """The worst of its amounts."""
+        return worst(amount.status for amount in (*self.parameters.values(), *self.activations.values()))
+
+    def table(self) -> list[dict[str, Any]]:
+        """A record for each part, of parameters and of activations."""
+        return self._pictured().table()
+
+    def _pictured(self) -> Propagation:
+        return Propagation({self.name: self}, "level", 0)
+
     def __post_init__(self) -> None:
         for name in ("parameters", "activations"):
-            object.__setattr__(self, name, Parts(getattr(self, name)))
+            object.__setattr__(self, name, Amounts(getattr(self, name)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,6 +97,11 @@ class Propagation(Result):
     samples: int
     note: str = ""
     provenance: Provenance = field(default_factory=dict)
+
+    @property
+    def status(self) -> Status:
+        """The worst of its levels."""
+        return worst(level.status for level in self.levels.values())
 
     def __getitem__(self, name: str) -> Level:
         if name not in self.levels:
@@ -83,7 +118,7 @@ class Propagation(Result):
             for side in ("parameters", "activations"):
                 for part, amount in getattr(level, side).items():
                     numbers: dict[str, Any] = {self.by: name, "of": side, "part": part}
-                    for what in ("trace", "frobenius", "top", "bottom"):
+                    for what in QUANTITIES:
                         estimate = getattr(amount, what)
                         numbers[what] = None if estimate is None else float(estimate)
                         numbers[f"{what}_error"] = None if estimate is None else float(estimate.stderr)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from curvlens.errors import printable
 from curvlens.results.base import Provenance, Result
-
-Status = Literal["converged", "inconsistent", "stagnated", "negative curvature", "max_products", "interrupted"]
-"""How a solve ended."""
+from curvlens.results.status import Status
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -17,19 +15,24 @@ class Solution(Result):
     """x with (A + damping) x ≈ b."""
 
     x: Any
-    """The kind b was: a flat tensor, an array or a dict by parameter name."""
+    """In the format of b: a flat tensor, an array or a dict by parameter name."""
     residual: float
     """‖b − (A + damping) x‖ / ‖b‖, from a product with x."""
-    converged: bool
-    why: str
+    status: Status
+    """How it ended. A system without a solution is inconsistent, and x then fits it best."""
     products: int
     method: str
     damping: float
     history: list[float] = field(default_factory=list)
     """The relative residual after each step, as the method tracks it."""
     provenance: Provenance = field(default_factory=dict)
-    status: Status = "converged"
-    """One word for ``why``: a system without a solution is ``"inconsistent"``, and x then fits it best."""
+    note: str = ""
+    """What a reader has to know: why the accuracy was not reached."""
+
+    @property
+    def converged(self) -> bool:
+        """Whether the residual is as small as asked for."""
+        return self.status is Status.CONVERGED
 
     def table(self) -> list[dict[str, Any]]:
         """The relative residual, step by step."""
@@ -38,5 +41,5 @@ class Solution(Result):
     def __repr__(self) -> str:
         return printable(
             f"Solution({self.method}, damping {self.damping:g}, residual {self.residual:.1e} after {self.products} "
-            f"products: {self.why})"
+            f"products: {self.note or self.status.value})"
         )

@@ -1,4 +1,4 @@
-"""Attention that can be differentiated twice, in linear memory."""
+"""Attention with two derivatives, in linear memory."""
 
 from curvlens.sdpa.attention import scaled_dot_product_attention
 from curvlens.sdpa.huggingface import register

@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention`: the signature of torch's, two derivatives in every mode, and linear memory."""
+"""`scaled_dot_product_attention`: torch's signature, two derivatives in every mode, and linear memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from curvlens.sdpa.kernels import Inputs, computed_in
 from curvlens.sdpa.tiles import Spec
 
 SHORT = 256
-"""Keys up to which the written-out formula is faster."""
+"""Up to this number of keys the plain formula is faster than tiles."""
 Causal = bool | Literal["top-left", "bottom-right"]
 Window = int | tuple[int | None, int | None]
 
@@ -41,28 +41,28 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(scale · Q Kᵀ + bias) V, as ``torch.nn.functional.scaled_dot_product_attention``.
 
-    It can be differentiated twice, in forward and in reverse mode and in every mixture of them, and holds no matrix of
-    scores: memory grows with the length, not with its square. A query that sees no key gets 0, and so do its
-    derivatives. A third derivative is an error.
+    It can be differentiated twice, in forward mode, reverse mode and any mixture. It never stores the matrix of scores,
+    so memory grows with the length, not with its square. The output and derivatives of a query that sees no key are 0.
+    A third derivative is an error beyond 256 keys.
 
     Args:
         query: (…, heads, L, d).
         key: (…, heads, M, d); (…, groups, M, d) with ``enable_gqa``.
         value: (…, heads, M, e), or groups.
-        attn_mask: boolean, True where a query may look, or numbers to add to the scores; of a shape that can be
-            broadcast to (…, heads, L, M), to which it is never expanded. Or a ``CausalBias`` of torch.
-        dropout_p: has to be 0: a random loss has no second derivative.
+        attn_mask: booleans, True where a query may attend, or numbers to add to the scores. The shape must broadcast to
+            (…, heads, L, M); the mask is never expanded in memory. A ``CausalBias`` of torch works too.
+        dropout_p: must be 0, since a random loss has no second derivative.
         is_causal: a query sees no later keys. True and "top-left": query i sees the keys up to i; "bottom-right": the
             last query sees the last key. It may be combined with a mask.
-        scale: of the scores; 1/√d if not given.
-        enable_gqa: heads of queries share the heads of keys, in groups that follow each other.
-        bias: numbers to add to the scores, like a mask; for what is learned, as relative positions. Its derivative is
-            as large as it is: give it with size 1 in every axis that it does not depend on.
-        window: w, a query sees the keys less than w positions away; or (before, after), how many it sees on either
-            side of its own, None for all. Positions are aligned as by ``is_causal``.
-        softcap: t, scores are t tanh(scale · Q Kᵀ/t).
-        after: is shown what the steps "scores", "softmax" and "mix" give, and gives what the next one takes; then all
-            scores are held.
+        scale: factor of the scores; 1/√d by default.
+        enable_gqa: consecutive heads of queries share a head of keys.
+        bias: numbers to add to the scores, for learned biases such as relative positions. Its derivative has its shape,
+            so use size 1 for each axis that it does not depend on.
+        window: w: a query sees the keys less than w positions away. Or (before, after): how many keys it sees on each
+            side of its own position, None for all. Positions are aligned as by ``is_causal``.
+        softcap: t: the scores become t tanh(scale · Q Kᵀ/t).
+        after: called with the name and the result of each step ("scores", "softmax", "mix"); its return value replaces
+            the result. All scores are then stored.
 
     >>> q = torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True)
     >>> y = scaled_dot_product_attention(q, q, q, is_causal=True)
@@ -72,8 +72,8 @@ def scaled_dot_product_attention(
     """
     if dropout_p:
         raise CurvlensError(
-            f"Attention dropout of {dropout_p} is active: a random loss has no second derivative. model.eval(), or "
-            "set the dropout of attention alone to 0 (dropout=0, attention_dropout=0, attn_pdrop=0)."
+            f"Attention dropout of {dropout_p} is active: a random loss has no second derivative. Call model.eval(), "
+            "or set the dropout of attention to 0 (dropout=0, attention_dropout=0, attn_pdrop=0)."
         )
     query, key, value = autocast.taken(query, key, value)
     _check(query, key, value, enable_gqa)
@@ -101,13 +101,13 @@ def _by_tiles(at: Inputs, spec: Spec) -> Tensor:
 
 
 _not_compiled = torch._compile._disable_dynamo(_by_tiles)
-"""torch.compile has a forward mode of its own for such functions, whose tangents are zero."""
+"""torch.compile must not trace it: its own forward mode for autograd functions returns zero tangents."""
 
 
 def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The common shape; ValueError if there is none. Sizes that are traced are torch's business."""
+    """The common shape; ValueError if there is none. torch handles traced (symbolic) sizes."""
     if all(type(side) is int for shape in shapes for side in shape):
-        # not torch.broadcast_shapes, whose first call imports sympy: half a second
+        # not torch.broadcast_shapes: its first call imports sympy, which takes half a second
         return tuple(map(int, np.broadcast_shapes(*map(tuple, shapes))))
     try:
         return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
@@ -116,7 +116,7 @@ def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _scalar(x: Any) -> Any:
-    """The number in a tensor without axes that is not differentiated by; anything else as it is."""
+    """The number in a tensor without axes that needs no gradient; anything else unchanged."""
     return x.item() if isinstance(x, Tensor) and x.ndim == 0 and not x.requires_grad else x
 
 
@@ -128,16 +128,16 @@ def _number(name: str, given: Any, default: float) -> float:
 
 
 def _causal_bias(mask: Any, causal: Any, queries: int, keys: int) -> tuple[Any, Any]:
-    """``causal_upper_left`` and ``causal_lower_right`` of torch hold no numbers, but say how a mask is aligned."""
-    bias = sys.modules.get("torch.nn.attention.bias")  # not imported for this: it brings 800 modules
+    """Translate torch's ``causal_upper_left`` and ``causal_lower_right``, which hold no numbers, to ``is_causal``."""
+    bias = sys.modules.get("torch.nn.attention.bias")  # not imported here: that would load 800 modules
     if bias is None or not isinstance(mask, bias.CausalBias):
         return mask, causal
     if causal:
-        raise CurvlensError(f"attn_mask is a CausalBias and is_causal={causal!r}: give one of them.")
+        raise CurvlensError(f"attn_mask is a CausalBias and is_causal={causal!r}. Give only one of them.")
     if (mask.seq_len_q, mask.seq_len_kv) != (queries, keys):
         raise CurvlensError(
-            f"attn_mask is a CausalBias of {mask.seq_len_q} queries and {mask.seq_len_kv} keys; "
-            f"there are {queries} and {keys}."
+            f"attn_mask is a CausalBias for {mask.seq_len_q} queries and {mask.seq_len_kv} keys; expected one for "
+            f"{queries} and {keys}."
         )
     return None, "bottom-right" if mask.variant == bias.CausalVariant.LOWER_RIGHT else "top-left"
 
@@ -146,42 +146,45 @@ def _check(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
     given = {"query": query, "key": key, "value": value}
     for name, x in given.items():
         if isinstance(x, Tensor) and x.is_nested:
-            raise CurvlensError(f"{name} is a nested tensor; expected a padded one and a mask: x.to_padded_tensor(0).")
+            raise CurvlensError(
+                f"{name} is a nested tensor; expected a padded one. Call x.to_padded_tensor(0) and give a mask."
+            )
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
             what = f"{tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
             raise CurvlensError(f"{name} is {what}; expected real numbers (…, heads, length, features).")
         if (x.dtype, x.device) != (query.dtype, query.device):
             raise CurvlensError(
-                f"query is {query.dtype} on {query.device}, {name} is {x.dtype} on {x.device}: bring them to one."
+                f"query is {query.dtype} on {query.device}, {name} is {x.dtype} on {x.device}. Convert them to the "
+                f"same dtype and device: {name}.to(query)."
             )
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
     if query.shape[-1] != key.shape[-1]:
-        raise CurvlensError(f"query and key need the same number of features; given are {shapes}.")
+        raise CurvlensError(f"query and key need the same number of features; got {shapes}.")
     if key.shape[-2] != value.shape[-2]:
-        raise CurvlensError(f"key and value need the same length; given are {shapes}.")
+        raise CurvlensError(f"key and value need the same length; got {shapes}.")
     heads_of = {x.shape[-3] for x in given.values() if x.ndim > 2}
     if 0 in heads_of and len(heads_of) > 1:
-        raise CurvlensError(f"Without heads in one of them there are none in the others; given are {shapes}.")
-    lead = -2  # axes from which on they need not fit
+        raise CurvlensError(f"query, key and value need the same number of heads, but one has none; got {shapes}.")
+    lead = -2  # the axes before this one must broadcast
     if enable_gqa and query.ndim > 2:
         lead, heads, groups = -3, query.shape[-3], {x.shape[-3] if x.ndim > 2 else 1 for x in (key, value)}
         if len(groups - {1}) > 1 or any(not group or heads % group for group in groups):
             raise CurvlensError(
-                f"enable_gqa: keys and values need as many heads, and their number has to divide those of the queries; "
-                f"given are {shapes}."
+                f"enable_gqa: keys and values need the same number of heads, which must divide that of the queries; "
+                f"got {shapes}."
             )
     try:
         _broadcast(query.shape[:lead], key.shape[:lead], value.shape[:lead])
     except ValueError as error:
         heads = {x.shape[-3] for x in given.values() if x.ndim > 2}
-        hint = " For heads that share keys give enable_gqa=True." if lead == -2 and len(heads) > 1 else ""
+        hint = " If query heads share keys, give enable_gqa=True." if lead == -2 and len(heads) > 1 else ""
         raise CurvlensError(f"The leading axes do not fit: {shapes}.{hint}") from error
 
 
 def _sight(causal: Any, window: Any, queries: int, keys: int) -> tuple[int | None, int | None]:
-    """From which to which key, counted from its own, a query sees."""
+    """The first and the last key that a query sees, relative to its own index; None without a bound."""
     if causal not in (None, False, True, "top-left", "bottom-right"):
-        raise CurvlensError(f"is_causal={causal!r}; there are False, True, 'top-left' and 'bottom-right'.")
+        raise CurvlensError(f"is_causal={causal!r}; expected False, True, 'top-left' or 'bottom-right'.")
     own = keys - queries if causal == "bottom-right" else 0
     high = own if causal else None
     if window is None:
@@ -192,7 +195,7 @@ def _sight(causal: Any, window: Any, queries: int, keys: int) -> tuple[int | Non
 
 
 def _sides(window: Any) -> tuple[int | None, int | None]:
-    """How many keys a query sees before and behind its own."""
+    """The number of keys that a query sees before and after its own position."""
     given = tuple(map(_scalar, window)) if isinstance(window, (tuple, list)) else _scalar(window)
     sides = (given - 1,) * 2 if isinstance(given, Integral) and not isinstance(given, bool) else given
     sound = isinstance(sides, tuple) and len(sides) == 2
@@ -222,7 +225,7 @@ def _by_groups(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 def _masks(
     mask: Any, bias: Any, query: Tensor, outer: tuple[int, ...], shape: torch.Size, keys: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The boolean mask and what is added to the scores, with five axes, none of them expanded."""
+    """The boolean mask and the numbers to add to the scores, with five axes and not expanded."""
     full = (*outer, query.shape[-2], keys)
     added: Tensor | None = None
     seen: Tensor | None = None
@@ -234,7 +237,7 @@ def _masks(
             kinds = "real numbers, or booleans" if name == "attn_mask" else "real numbers"
             raise CurvlensError(f"{name} is {what}; expected a tensor of {kinds}.")
         if x.device != query.device:
-            raise CurvlensError(f"query is on {query.device}, {name} on {x.device}: bring them to one.")
+            raise CurvlensError(f"query is on {query.device}, {name} on {x.device}. Use {name}.to(query.device).")
         try:
             fits = _broadcast(x.shape, full) == full
         except ValueError:
@@ -251,7 +254,7 @@ def _masks(
 
 
 def _five_axes(x: Tensor, outer: tuple[int, ...], shape: torch.Size) -> Tensor:
-    """(…, heads, L, M), any of them missing or 1, as (B, H, g, L, M)."""
+    """Reshape (…, heads, L, M), where axes may be missing or of size 1, to (B, H, g, L, M)."""
     x = x.reshape(*(1,) * (len(outer) + 2 - x.ndim), *x.shape)
     batch, groups, per_group = shape[:3]
     heads, rest = (x.shape[-3] if outer else 1), x.shape[-2:]

@@ -1,4 +1,4 @@
-"""Autocast: attention takes its inputs as torch's would, and is computed without it."""
+"""Autocast: attention casts its inputs as torch's does, and computes without autocast."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def enabled(device: torch.device) -> bool:
-    """Whether tensors on a device are under autocast."""
+    """Whether autocast is on for a device."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def taken(*given: Any) -> tuple[Any, ...]:
-    """Tensors as torch's attention would take them: under autocast all but float64 in its dtype."""
+    """Cast tensors as torch's attention does: under autocast all but float64 get its dtype."""
     return tuple(
         x.to(torch.get_autocast_dtype(x.device.type))
         if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 and enabled(x.device)
@@ -25,5 +25,5 @@ def taken(*given: Any) -> tuple[Any, ...]:
 
 
 def off(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, nothing is cast: sums are made in the dtype that the code says."""
+    """Switch autocast off, so that sums are computed in the dtype that the code chooses."""
     return torch.autocast(device.type, enabled=False) if enabled(device) else nullcontext()

@@ -1,13 +1,13 @@
-"""Attention as functions that autograd can differentiate twice, in every order of forward and reverse mode.
+"""Attention as autograd functions with two derivatives, in any order of forward and reverse mode.
 
     Attend    (Q, K, V, bias) ↦ O     reverse: Pull          forward: Push
     Pull      (…, G) ↦ gradient       reverse: Bend, Ȯ       forward: Bend with Ġ
     Push      (…, direction) ↦ Ȯ      reverse: Bend, Pull    forward: PushTwice + Push
-    Bend, PushTwice                   in G and directions they are linear: each other, in both modes
+    Bend, PushTwice                   linear in G and the directions: each other, in both modes
 
-A derivative of Bend or PushTwice by Q, K, V or the bias would be a third one. O and ℓ are handed on to the derivatives
-as numbers: each of these is a function of Q, K, V, the bias and G or a direction alone, and its derivative takes into
-account that O moves with them.
+A derivative of Bend or PushTwice by Q, K, V or the bias would be a third derivative. O and ℓ are passed to the
+derivatives as constants: each derivative is a function of Q, K, V, the bias and G or a direction, and its own
+derivative accounts for the dependence of O on them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from curvlens.sdpa.tiles import Spec
 
 Maybe = Tensor | None
 THIRD = (
-    "A third derivative of attention was asked for; curvlens has the first two. To differentiate a second one by its "
-    "direction alone, name that: torch.autograd.grad(..., direction). For more call "
-    "F.scaled_dot_product_attention inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH), outside of "
-    "curvlens.second_order(); up to 256 keys there are derivatives of any order."
+    "A third derivative of attention is needed, but curvlens has only two beyond 256 keys. To differentiate a Hessian "
+    "product by its direction alone, name the direction: torch.autograd.grad(..., direction). For higher derivatives "
+    "call F.scaled_dot_product_attention inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH), outside of "
+    "curvlens.second_order()."
 )
 BATCHED = torch._C._dispatch_key_parse("Batched")
-"""What torch.autograd.grad marks batched gradients with; torch.func has another mark."""
+"""The dispatch key of batched gradients in torch.autograd.grad; torch.func uses another one."""
 LOST = (
-    "Batched gradients of attention with a graph were asked for, by is_grads_batched=True (or vectorize=True) and "
-    "create_graph=True: torch loses that graph. Use torch.func.vmap over torch.func.vjp, or torch.func.jacrev."
+    "Batched gradients of attention with a graph are not possible: with is_grads_batched=True (or vectorize=True) and "
+    "create_graph=True torch loses the graph. Use torch.func.vmap over torch.func.vjp, or torch.func.jacrev."
 )
 
 
 class _Function(torch.autograd.Function):
-    """Tensors first, and what they are put together by last."""
+    """The inputs are tensors, then the `Spec`."""
 
     generate_vmap_rule = True
 
@@ -47,13 +47,13 @@ class _Function(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *tensors, ctx.spec = inputs
         ctx.there = [x is not None for x in tensors]
-        ctx.set_materialize_grads(False)  # what does not move is not computed with
+        ctx.set_materialize_grads(False)  # zero gradients stay None and cost nothing
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
 
 class _WithBias(_Function):
-    """Before what they are put together by stands whether the gradient by the bias is wanted."""
+    """The inputs are tensors, whether the gradient by the bias is needed, then the `Spec`."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -62,7 +62,7 @@ class _WithBias(_Function):
 
 
 class Attend(_Function):
-    """O, and ℓ, which has no derivative of its own."""
+    """O and ℓ; ℓ is not differentiable."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, spec: Spec) -> Any:
@@ -78,7 +78,7 @@ class Attend(_Function):
 
     @staticmethod
     def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
-        if g is None:  # the derivatives below take O as a number
+        if g is None:  # a derivative below used O, as a constant
             return (None,) * 6
         _keep_graph(g)
         return *_apply(Pull, *ctx.saved_tensors, g, ctx.needs_input_grad[3], ctx.spec), None, None
@@ -142,7 +142,7 @@ class Push(_Function):
 class Bend(_WithBias):
     """(as `Pull`, a direction by q, k, v, bias, and Ġ) ↦ the derivative of the gradient along it, and Ȯ.
 
-    With w in the place of what comes out, and u in that of Ȯ, D²⟨G, O⟩ being symmetric,
+    With gradients w at the first outputs and u at Ȯ, and since D²⟨G, O⟩ is symmetric,
     ⟨w, Bend⟩ = D²⟨G, O⟩[direction, w] + D⟨Ġ, O⟩[w] + D⟨u, O⟩[direction].
     """
 
@@ -178,7 +178,7 @@ class Bend(_WithBias):
         at, g, along = ctx.saved_tensors[:7], ctx.saved_tensors[7], ctx.saved_tensors[8:12]
         how = ctx.with_bias, ctx.spec
         *own, o = _apply(Bend, *at, g, *_filled(at, moved[8:12]), moved[12], *how)
-        if moved[7] is not None:  # Ȯ knows nothing of G
+        if moved[7] is not None:  # Ȯ does not depend on G
             other = _apply(Bend, *at, moved[7], *along, None, *how)[:4]
             own = [None if x is None else x + y for x, y in zip(own, other, strict=True)]
         return *own, o
@@ -219,13 +219,13 @@ def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
 
 
 def _keep_graph(*gradients: Maybe) -> None:
-    """An error where torch would lose the graph of a gradient."""
+    """Raise an error if torch would lose the graph of a gradient."""
     if torch.is_grad_enabled() and any(x is not None and torch._C._dispatch_keys(x).has(BATCHED) for x in gradients):
         raise CurvlensError(LOST)
 
 
 def _run(op: Any, tensors: Sequence[Maybe], spec: Spec, *with_bias: bool) -> Any:
-    """What an operator gives; None for the gradient of a bias that is not there, or not wanted."""
+    """Call an operator. The gradient of a bias is None if there is no bias or it needs no gradient."""
     with autocast.off(tensors[0].device if tensors[0] is not None else torch.device("cpu")):
         result = op(*tensors, *with_bias, *dataclasses.astuple(spec))
     if not with_bias or (tensors[3] is not None and with_bias[0]):
@@ -243,11 +243,12 @@ def _of_push(ctx: Any, at: Sequence[Maybe], along: Sequence[Maybe], g: Tensor, n
 
 
 def _refuse_third(ctx: Any) -> None:
-    """An error if the backward pass that runs goes on to Q, K, V or the bias.
+    """Raise an error if the current backward pass continues to Q, K, V or the bias.
 
-    ``needs_input_grad`` does not tell: it is True for all that have a gradient, wanted in this pass or not.
+    ``needs_input_grad`` is not enough: it is True for each tensor that requires a gradient, also if this pass does not
+    compute it.
     """
-    nodes = iter(ctx.next_functions)  # one for each tensor
+    nodes = iter(ctx.next_functions)  # one for each tensor that is not None
     for needed, there in zip(ctx.needs_input_grad[:4], ctx.there[:4], strict=True):
         node = next(nodes)[0] if there else None
         if needed and node is not None and _is_run(node):
@@ -257,7 +258,7 @@ def _refuse_third(ctx: Any) -> None:
 def _is_run(node: Any) -> bool:
     try:
         return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # a leaf whose gradient is asked for
+    except RuntimeError:  # a leaf whose gradient is computed
         return True
 
 
@@ -266,7 +267,7 @@ def _still(along: Sequence[Any]) -> bool:
 
 
 def _filled(at: Sequence[Maybe], along: Sequence[Maybe]) -> list[Maybe]:
-    """A direction by Q, K, V, with zeros where nothing moves, and the bias, None if it does not move."""
+    """A direction with zeros for missing parts of Q, K and V. The part of the bias may stay None."""
     *given, bias = along
     pairs = zip(at[:3], given, strict=True)
     return [*(torch.zeros_like(x) if u is None and x is not None else u for x, u in pairs), bias]

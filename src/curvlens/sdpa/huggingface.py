@@ -1,4 +1,4 @@
-"""Attention for models of Hugging Face, under a name of its own: also with soft caps, sinks and learned biases."""
+"""Attention for Hugging Face models, registered as "curvlens", with soft caps, sinks and learned biases."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ HARMLESS = frozenset({
     "num_items_in_batch", "output_hidden_states", "position_embeddings", "position_ids", "return_dict",
     "sliding_window", "token_type_ids", "use_cache",
 })  # fmt: skip
-"""Arguments that say nothing of the result: the mask has all that they say of who sees whom."""
+"""Arguments that do not change the result. The mask already contains what they say about visible keys."""
 
 
 def register() -> str:
-    """Make attention known to transformers under the name it returns, "curvlens".
+    """Register attention in transformers and return its name, "curvlens".
 
-    ``model.set_attn_implementation(curvlens.sdpa.register())``. Models that have an attention of their own, beside
-    transformers' AttentionInterface, warn there and stay as they are; ``attn_implementation="curvlens"`` where a model
-    is made does not notice these (BLOOM, MPT), and is not to be used.
-    Inside `second_order`, and in every problem of curvlens, models with ``"sdpa"`` need none of this; those with soft
-    caps or attention sinks, as Gemma 2 and GPT-OSS, do, if their scores are not all to be held.
+    Call ``model.set_attn_implementation(curvlens.sdpa.register())``. Models with their own attention code, outside of
+    transformers' AttentionInterface (BLOOM, MPT), warn and do not change. Do not pass
+    ``attn_implementation="curvlens"`` when a model is created: there is no warning then.
+
+    Models with ``"sdpa"`` need no registration inside `second_order` or in a `Problem`. Models with soft caps or
+    attention sinks, such as Gemma 2 and GPT-OSS, need it to avoid storing all scores.
     """
     try:
         utils = importlib.import_module("transformers.modeling_utils")
         masking = importlib.import_module("transformers.masking_utils")
     except ImportError as error:
-        raise CurvlensError("Models of Hugging Face need transformers: pip install 'curvlens[hf]'.") from error
+        raise CurvlensError("Hugging Face models need transformers. Run pip install 'curvlens[hf]'.") from error
     utils.AttentionInterface.register(NAME, attention)
     masking.AttentionMaskInterface.register(NAME, masking.sdpa_mask)
     return NAME
@@ -53,12 +54,12 @@ def attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """(B, L, heads, e), and no weights; what transformers calls an attention function."""
+    """An attention function for transformers: returns the output (B, L, heads, e) and None for the weights."""
     unknown = [name for name, x in others.items() if x is not None and x is not False and name not in HARMLESS]
     if unknown:
         raise CurvlensError(
-            f"{type(module).__name__} gives its attention {unknown[0]!r}, which that of curvlens does not know. Use "
-            "model.set_attn_implementation('eager')."
+            f"{type(module).__name__} passes the argument {unknown[0]!r} to its attention, which the attention of "
+            "curvlens does not support. Use model.set_attn_implementation('eager')."
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
@@ -67,8 +68,11 @@ def attention(
         mixed = scaled_dot_product_attention(query, key, value, attention_mask, dropout, bias=position_bias, **options)
         return mixed.transpose(1, 2).contiguous(), None
     if position_bias is not None:
-        raise CurvlensError(f"{type(module).__name__} has attention sinks and a bias, which curvlens does not join.")
-    # A sink is a key in front of all others, of a score that is learned, with nothing to mix in.
+        raise CurvlensError(
+            f"{type(module).__name__} has attention sinks and a bias; curvlens does not support both at once. Use "
+            "model.set_attn_implementation('eager')."
+        )
+    # A sink is an extra first key with a learned score and the value 0.
     sinks = s_aux.reshape(1, -1, 1, 1).to(query.dtype)
     bias = torch.cat([sinks, sinks.new_zeros(1, sinks.shape[1], 1, key.shape[2])], -1)
     key, value = (torch.cat([torch.zeros_like(x[:, :, :1]), x], 2) for x in (key, value))

@@ -1,6 +1,7 @@
-"""Attention and its derivatives, tile by tile: no matrix of all scores is ever held.
+"""Attention and its derivatives, tile by tile. The matrix of all scores is never stored.
 
-With S = c Q Kᵀ + bias, P = softmax(S), O = P V, and a gradient G at O (`docs/math.md`, "Attention in linear memory"):
+With S = c Q Kᵀ + bias, P = softmax(S), O = P V, and a gradient G at O (`docs/explanation/math.md`,
+"Attention in linear memory"):
 
     pull      dP = G Vᵀ, D = rowsum(G∘O), dS = P∘(dP − D);   dV = Pᵀ G, dQ = c dS K, dK = c dSᵀ Q, dbias = dS
     push      Ṡ = c (Q̇ Kᵀ + Q K̇ᵀ) + bias̊, r = rowsum(P∘Ṡ), Ṗ = P∘(Ṡ − r);   Ȯ = Ṗ V + P V̇
@@ -8,13 +9,13 @@ With S = c Q Kᵀ + bias, P = softmax(S), O = P V, and a gradient G at O (`docs/
               dV̇ = Ṗᵀ G + Pᵀ Ġ, dQ̇ = c (dṠ K + dS K̇), dK̇ = c (dṠᵀ Q + dSᵀ Q̇), dbias̊ = dṠ
 
 `bend` is the derivative of `pull` along a direction and, since second derivatives are symmetric, also its transpose.
-P is made again from S and the logarithm ℓ of its row sums, which is all that is kept of a forward pass besides O; both
-to base 2, whose powers are found twice as fast as those of e. ℓ is kept as two numbers, the largest score m of a row
-and log₂ Σ exp(S − m). Where m is large their sum would lose the second: then m is subtracted first, to base e, since
-m log₂ e may be beyond all numbers.
+A forward pass keeps only O and the logarithm ℓ of the row sums; P is recomputed from S and ℓ. Both use base 2, since
+torch computes powers of 2 twice as fast as those of e. ℓ is kept as two numbers, the largest score m of a row and
+log₂ Σ exp(S − m). If m is large, their sum would round the second away. Then m is subtracted first, to base e, since
+m log₂ e may overflow.
 
-Heads that share keys (grouped queries) go through together. q is (B, H, g, L, d), k and v (B, H, M, ·); masks and
-biases have five axes, of the full size or of size one. Half precision is computed in float32.
+Heads that share keys (grouped queries) are computed together. q is (B, H, g, L, d), k and v (B, H, M, ·); masks and
+biases have five axes, each of full size or of size one. Half precision is computed in float32.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ from curvlens.sdpa.tiles import Sight, Spec, Tile, tiles
 
 LOG2E = math.log2(math.e)
 MODERATE = 128 / LOG2E
-"""Scores of which the two parts of ℓ can be added without a loss."""
+"""For scores up to this size the two parts of ℓ can be added without a loss of digits."""
 
 
 class Inputs(NamedTuple):
-    """What attention is a function of; a direction has the same form, without a mask."""
+    """The inputs of attention. A direction has the same form, without a mask."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     bias: Tensor | None = None
     mask: Tensor | None = None
-    """True where a query may look."""
+    """True where a query may attend."""
 
 
 class Kept(NamedTuple):
-    """What is kept of a forward pass."""
+    """The results of a forward pass that the derivatives need."""
 
     o: Tensor
     """(B, H, g, L, e), in the dtype of the computation."""
     lse: Tensor
-    """ℓ, (B, H, g, L, 2): the largest score, and log₂ Σ exp(score − largest); both 0 for a query that sees nothing."""
+    """ℓ, (B, H, g, L, 2): the largest score, and log₂ Σ exp(score − largest). Both are 0 if a query sees no key."""
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Cell:
 
 
 class Kernel:
-    """A walk over all tiles."""
+    """Iterates over all tiles, with shared working memory."""
 
     def __init__(self, at: Inputs, spec: Spec) -> None:
         self.at, self.spec = at, spec
@@ -87,14 +88,14 @@ class Kernel:
         self._largest = max((self.groups * tile.height * tile.width for tile in self.tiles), default=0)
 
     def room(self, name: str, tile: Tile) -> Tensor:
-        """A matrix (g·rows, keys) to write to, the same memory at every tile."""
+        """A work matrix (g·rows, keys) in memory that all tiles share."""
         if name not in self._room:
             self._room[name] = torch.empty(self._largest, dtype=self.dtype, device=self.at.q.device)
         rows = self.groups * tile.height
         return self._room[name][: rows * tile.width].view(rows, tile.width)
 
     def of_head(self, name: str, x: Tensor, head: tuple[int, int]) -> Tensor:
-        """Keys or values of a head, in the dtype of the computation; made once a head."""
+        """Keys or values of a head in the dtype of the computation, converted once for each head."""
         if self._loaded.get(name, (None,))[0] != head:
             self._loaded[name] = (head, x[head].to(self.dtype).contiguous())
         return self._loaded[name][1]
@@ -107,19 +108,19 @@ class Kernel:
         return part[:, tile.rows].reshape(self.groups * tile.height, part.shape[2]).to(self.dtype)
 
     def put(self, x: Tensor, cell: Cell, value: Tensor) -> None:
-        """The other way round."""
+        """The inverse of `rows`: write the rows of a tile into x."""
         part = self.view(x, cell.head)
         part[:, cell.tile.rows] = value.view(self.groups, cell.tile.height, part.shape[2])
 
     def view(self, x: Tensor, head: tuple[int, int]) -> Tensor:
-        """What a tensor has of a head; found once a head."""
+        """The slice of a tensor for a head, made once for each head."""
         known = self._views.get(id(x))
         if known is None or known[0] != head:
             known = self._views[id(x)] = (head, x[head])
         return known[1]
 
     def spread(self, x: Tensor, head: tuple[int, int], tile: Tile) -> Tensor:
-        """What a mask or a bias says of a tile: (g or 1, rows or 1, keys or 1)."""
+        """The slice of a mask or a bias for a tile: (g or 1, rows or 1, keys or 1)."""
         part = x[head[0] if x.shape[0] > 1 else 0, head[1] if x.shape[1] > 1 else 0]
         part = part[:, tile.rows] if part.shape[1] > 1 else part
         return part[..., tile.keys] if part.shape[2] > 1 else part
@@ -129,7 +130,7 @@ class Kernel:
         return scores.view(self.groups, tile.height, tile.width)
 
     def cells(self, lse: Tensor | None) -> Iterator[Cell]:
-        """All tiles, with P where ℓ is known, else with S to base 2."""
+        """All tiles, with P if ℓ is given, else with S to base 2."""
         large = lse is not None and not moderate(lse[..., 0])
         if lse is not None and not large:
             lse = lse[..., :1] * LOG2E + lse[..., 1:]
@@ -148,7 +149,7 @@ class Kernel:
                     yield cell
 
     def scores(self, cell: Cell, unit: float) -> None:
-        """S times a unit, log₂ e for base 2."""
+        """Compute S times ``unit``, which is log₂ e for base 2."""
         torch.mm(cell.q * unit, cell.k.mT, out=cell.p)
         if self.spec.softcap is not None:
             cell.bent = self.room("bent", cell.tile)
@@ -162,14 +163,14 @@ class Kernel:
         self._sight.hide(scores, cell.tile)
 
     def capped(self, cell: Cell, x: Tensor) -> Tensor:
-        """x times the slope of the cap at every score, in place."""
+        """Multiply x by the slope of the soft cap at each score, in place."""
         if cell.bent is None:
             return x
         slope = self.room("slope", cell.tile)
         return x.mul_(torch.mul(cell.bent, cell.bent, out=slope).neg_().add_(1))
 
     def moved(self, cell: Cell, along: Inputs, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """c Q̇, K̇ and Ṡ before and behind the cap (one tensor if there is none), along a direction."""
+        """c Q̇, K̇, and Ṡ before and after the soft cap (one tensor if there is no cap), along a direction."""
         q = self.rows(along.q, cell.head, cell.tile) * self.spec.scale
         k = self.of_head(f"k{name}", along.k, cell.head)[cell.tile.keys]
         before = self.room(f"s{name}", cell.tile)
@@ -183,12 +184,12 @@ class Kernel:
         return q, k, before, behind
 
     def turned(self, cell: Cell, s: Tensor) -> Tensor:
-        """Ṗ = P∘Ṡ − r P, in the place of Ṡ."""
+        """Ṗ = P∘Ṡ − r P, written over Ṡ."""
         s.mul_(cell.p)
         return s.addcmul_(cell.p, s.sum(1, keepdim=True), value=-1)
 
     def collect(self, into: Tensor, cell: Cell, x: Tensor) -> None:
-        """Add a tile to the gradient of a bias, summed over the axes which that does not have."""
+        """Add a tile to the gradient of a bias, summed over the axes where the bias has size 1."""
         place = self.spread(into, cell.head, cell.tile)
         axes = [axis for axis in range(3) if place.shape[axis] == 1]
         tile = self.apart(x, cell.tile)
@@ -199,7 +200,7 @@ class Kernel:
         return torch.zeros(like.shape, dtype=self.dtype, device=like.device)
 
     def columns(self, like: Tensor) -> Tensor:
-        """Zeros for keys or values, features first: products are added to them a third faster than features last."""
+        """Zeros for keys or values, features first: adding products is a third faster than with features last."""
         return torch.zeros(*like.shape[:2], like.shape[3], like.shape[2], dtype=self.dtype, device=like.device)
 
 
@@ -209,7 +210,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def moderate(top: Tensor) -> bool:
-    """Whether all numbers are (not if one is NaN)."""
+    """Whether all numbers are below `MODERATE` in size. False if one is NaN."""
     return not top.numel() or bool(top.abs().amax() < MODERATE)
 
 
@@ -228,12 +229,12 @@ def attend(at: Inputs, spec: Spec) -> Kept:
 
 
 def _below_top(kernel: Kernel, cell: Cell) -> Tensor:
-    """The largest score of every row, 0 if it sees nothing; S less that, to base 2, in the place of S."""
+    """Return the largest score of each row (0 if it sees no key), and replace S by S minus that, to base 2."""
     top = cell.p.amax(1, keepdim=True) / LOG2E
     if moderate(top):
         cell.p.sub_(top * LOG2E)
         return top
-    kernel.scores(cell, 1.0)  # again: a bias near the end of the range is −∞ to base 2
+    kernel.scores(cell, 1.0)  # compute again to base e: to base 2 a bias near the end of the range overflows to −∞
     top = cell.p.amax(1, keepdim=True)
     top.masked_fill_(top == -math.inf, 0.0)
     cell.p.sub_(top).mul_(LOG2E)
@@ -243,7 +244,7 @@ def _below_top(kernel: Kernel, cell: Cell) -> Tensor:
 def pull(
     at: Inputs, kept: Kept, g: Tensor, with_bias: bool, spec: Spec
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """dQ, dK, dV, and dbias if there is a bias and its gradient is wanted."""
+    """dQ, dK, dV, and dbias if there is a bias and ``with_bias``."""
     kernel = Kernel(at, spec)
     dq, dk, dv = kernel.zeros(at.q), kernel.columns(at.k), kernel.columns(at.v)
     db = kernel.zeros(at.bias) if with_bias and at.bias is not None else None
@@ -273,7 +274,7 @@ def push(at: Inputs, kept: Kept, along: Inputs, spec: Spec) -> Tensor:
 
 
 class Bent(NamedTuple):
-    """The derivative of `pull` along a direction, and Ȯ on the way."""
+    """The derivative of `pull` along a direction, and Ȯ, which is computed on the way."""
 
     q: Tensor
     k: Tensor
@@ -342,7 +343,7 @@ def push_twice(at: Inputs, kept: Kept, one: Inputs, other: Inputs, spec: Spec) -
 def _like(
     at: Inputs, dq: Tensor, dk: Tensor, dv: Tensor, db: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients in the dtypes of what they belong to."""
+    """Gradients in the dtypes of their inputs."""
     given = None if db is None or at.bias is None else db.to(at.bias.dtype)
     return dq.to(at.q.dtype), _rows(dk).to(at.k.dtype), _rows(dv).to(at.v.dtype), given
 

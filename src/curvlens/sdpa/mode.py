@@ -1,8 +1,8 @@
-"""How a model comes to use attention that can be differentiated twice: a mode, not a patch.
+"""`second_order`: a torch mode in which models use attention with two derivatives. Nothing is patched.
 
 torch's fused kernels have neither a double backward nor forward-mode derivatives (pytorch#116350). Inside
-`second_order` every call of ``F.scaled_dot_product_attention``, be it from Hugging Face, ``nn.MultiheadAttention`` or
-the user's own code, takes ours. The mode belongs to the thread, nests, and ends with its block.
+`second_order` each call of ``F.scaled_dot_product_attention``, from Hugging Face, ``nn.MultiheadAttention`` or the
+user's own code, runs ours. The mode belongs to the thread, can be nested, and ends with its block.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from curvlens.surroundings import within
 
 
 def _not_overridden(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a Python function of torch that does not ask for overrides, so that its body runs inside the mode.
+    """A copy of a Python function of torch that skips the check for overrides, so that its body runs inside the mode.
 
-    torch leaves the mode while an overridden function runs, and thereby hides the attention inside it.
+    torch leaves the mode while an overridden function runs. The mode would not see the attention inside it.
     """
     assert isinstance(function, types.FunctionType)
     asking = ("has_torch_function", "has_torch_function_unary")
@@ -37,27 +37,27 @@ def _not_overridden(function: Callable[..., Any]) -> Callable[..., Any]:
 multi_head_attention = _not_overridden(F.multi_head_attention_forward)
 INSIDE = {
     F.multi_head_attention_forward: multi_head_attention,
-    # what is checkpointed runs again in them
+    # checkpointed layers run again in these
     torch.autograd.grad: _not_overridden(torch.autograd.grad),
     torch.autograd.backward: _not_overridden(torch.autograd.backward),
     Tensor.backward: _not_overridden(Tensor.backward),
 }
-"""Functions that attention is inside of."""
+"""Functions of torch that call attention inside, and their copies."""
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """g v/‖v‖, written out: the second derivatives of torch's own kernel take ‖v‖ for a constant."""
+    """g v/‖v‖ in plain operations: the second derivatives of torch's kernel treat ‖v‖ as a constant."""
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
 class second_order(TorchFunctionMode, ContextDecorator):  # noqa: N801 - used as a verb: `with second_order():`
-    """Inside, attention can be differentiated twice; results differ from the fused kernels' by rounding only.
+    """Inside this block attention can be differentiated twice. Results differ from the fused kernels by rounding only.
 
-    So can weight normalisation, whose second derivatives are wrong in torch 2.13.
+    It also replaces weight normalisation, whose second derivatives are wrong in torch 2.13.
     """
 
     replaced = False
-    """Whether something was computed in another way than torch's."""
+    """Whether a call was replaced."""
 
     def __torch_function__(
         self,

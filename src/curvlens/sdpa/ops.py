@@ -1,7 +1,7 @@
-"""The kernels as operators of torch, which transformations see as one step each.
+"""The kernels as torch operators. Transformations see each of them as one step.
 
-Each has a fake for tracing, and a rule for ``vmap``: its axis goes in front of the samples and becomes one with them.
-Gradients of a bias that is not there, or not wanted, are empty tensors, since an operator gives tensors only.
+Each operator has a fake for tracing and a rule for ``vmap``, which merges the new axis with the samples. The gradient
+of a missing or constant bias is an empty tensor, since operators return tensors only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _library: Any = Library("curvlens", "DEF")  # type: ignore[no-untyped-call]
 
 
 def _operator(function: Callable[..., Any]) -> Any:
-    """A function as an operator of torch, with the schema of its annotations.
+    """Register a function as a torch operator, with the schema of its annotations.
 
-    Not ``torch.library.custom_op``: the first call of one imports torch's compiler, 800 modules and one to two seconds.
+    ``torch.library.custom_op`` is not used: its first call imports torch's compiler (800 modules, 1–2 seconds).
     """
     name = function.__name__
     _library.define(name + infer_schema(function, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
@@ -48,7 +48,7 @@ def pull(
     q: Tensor, k: Tensor, v: Tensor, bias: Maybe, mask: Maybe, o: Tensor, lse: Tensor, g: Tensor, with_bias: bool,
     scale: float, low: int | None, high: int | None, softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradient by Q, K, V and, if it is wanted, the bias."""
+    """The gradient by Q, K, V and, with ``with_bias``, the bias."""
     at, spec = Inputs(q, k, v, bias, mask), Spec(scale, low, high, softcap)
     dq, dk, dv, db = kernels.pull(at, Kept(o, lse), g, with_bias, spec)
     return dq, dk, dv, q.new_empty(0) if db is None else db
@@ -88,7 +88,7 @@ def push_twice(
     return kernels.push_twice(at, Kept(o, lse), one, other, Spec(scale, low, high, softcap))
 
 
-# What comes out, without computing it
+# Fakes: results of the right shape and dtype, not computed
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, bias: Maybe, with_bias: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -123,7 +123,7 @@ def _rule(op: Any) -> Callable[..., tuple[Any, Any]]:
     def batched(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         first = [_in_front(x, axis, info.batch_size) for x, axis in zip(args, in_dims, strict=True)]
         (size, samples), bias = first[0].shape[:2], first[3]
-        # what all samples share has a value of its own for every entry of the new axis
+        # tensors that all samples share may differ along the new axis, so they are expanded
         folded = [x.expand(size, samples, *x.shape[2:]).flatten(0, 1) if isinstance(x, Tensor) else x for x in first]
         result = op(*folded)
         if isinstance(result, Tensor):

@@ -1,4 +1,4 @@
-"""Which keys a query sees, and how the scores are cut into tiles: some queries, and all keys that any of them sees."""
+"""Visible keys, and tiles of the scores. A tile has some queries and all keys that any of them sees."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ import torch
 from torch import Tensor
 
 NUMBERS = 1 << 17
-"""Scores of a tile: a few matrices of that size stay in the cache."""
+"""Scores in a tile. A few matrices of this size fit the cache."""
 FEWEST = 128
-"""Queries of a tile for each thread, at least: fewer make slow products."""
+"""The smallest number of queries per thread in a tile. With fewer, products are slow."""
 MOST_THREADS = 4
-"""Threads for which tiles grow. All threads meet after each of the 500 to 1,000 steps of a second derivative, and a
-thread that another process holds up keeps the others waiting, some milliseconds each time: fewer, larger steps."""
+"""Tiles grow with the number of threads up to this one. All threads synchronise after each of the 500 to 1,000 steps of
+a second derivative. A thread delayed by another process makes the others wait some milliseconds each time, so fewer
+and larger steps are faster."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What attention is made of besides its tensors."""
+    """The settings of attention."""
 
     scale: float
     """c in c Q Kᵀ."""
     low: int | None = None
     """Query i sees no key before i + low."""
     high: int | None = None
-    """Query i sees no key behind i + high."""
+    """Query i sees no key after i + high."""
     softcap: float | None = None
-    """t in t tanh(c Q Kᵀ/t), in the place of c Q Kᵀ."""
+    """t in t tanh(c Q Kᵀ/t), which replaces c Q Kᵀ."""
 
 
 class Tile(NamedTuple):
-    """Queries and the keys they see, each from one to before another."""
+    """A range of queries and the range of keys they see; the last index is excluded."""
 
     first: int
     last: int
@@ -63,9 +64,10 @@ class Tile(NamedTuple):
 
 
 def tiles(spec: Spec, queries: int, keys: int, groups: int) -> Iterator[Tile]:
-    """All tiles in which a query sees a key, each with at most about `NUMBERS` scores a thread of all heads of a group.
+    """All tiles in which a query sees a key.
 
-    A tile has `FEWEST` queries a thread at least.
+    A tile has about `NUMBERS` scores per thread, counted over all heads of a group, and at least `FEWEST` queries per
+    thread.
     """
     threads = min(torch.get_num_threads(), MOST_THREADS)
     step = threads * max(FEWEST, NUMBERS // max(1, keys * groups))
@@ -78,14 +80,14 @@ def tiles(spec: Spec, queries: int, keys: int, groups: int) -> Iterator[Tile]:
 
 
 class Sight:
-    """Where a query of a tile does not see a key that another one does; tiles of one shape share their corners."""
+    """Hides the keys of a tile that only some of its queries see. Tiles of equal shape share these masks."""
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         self._spec, self._device = spec, device
         self._corners: dict[tuple[int, int, int, bool], Tensor] = {}
 
     def hide(self, scores: Tensor, tile: Tile) -> None:
-        """Put −∞ there; ``scores`` (…, queries, keys)."""
+        """Set the hidden scores to −∞; ``scores`` is (…, queries, keys)."""
         if self._spec.high is not None:
             first = max(tile.first_key, tile.first + self._spec.high + 1)
             if first < tile.last_key:
@@ -98,7 +100,7 @@ class Sight:
                 scores[..., : last - tile.first_key].masked_fill_(corner, -math.inf)
 
     def _corner(self, tile: Tile, first: int, last: int, *, behind: bool) -> Tensor:
-        """Which keys from first to last lie behind what a query of the tile sees, or before."""
+        """The keys from first to last that lie after (``behind``) or before the visible keys of each query."""
         key = (tile.height, first - tile.first, last - first, behind)
         if key not in self._corners:
             rows = torch.arange(tile.first, tile.last, device=self._device)[:, None]

@@ -1,4 +1,4 @@
-"""One file a family: a module here with a ``FAMILY`` is known, and nothing else has to be told of it."""
+"""One file for each family. To add one, add a module with a ``FAMILY`` here; it is found automatically."""
 
 from __future__ import annotations
 

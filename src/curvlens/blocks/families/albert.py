@@ -1,4 +1,4 @@
-"""ALBERT: one layer, or a few, that the model goes through many times."""
+"""ALBERT: one layer, or a few, that the model applies many times."""
 
 from curvlens.blocks.families.bert import EMBEDDINGS, HEADS
 from curvlens.blocks.family import Family, attention, each, linear, norm

@@ -3,7 +3,7 @@
 from curvlens.blocks.family import Family, Rule, attention, each, embedding, linear, norm
 
 HEADS = each(
-    # What stands behind the layers, by model.
+    # After the layers, by model.
     [Rule("predictions.bias", "unembed", "out")],
     linear("predictions.decoder", "unembed"),
     linear("predictions.transform.dense", "unembed_dense"),

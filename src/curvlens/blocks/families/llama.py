@@ -1,4 +1,4 @@
-"""Llama and those built like it: Mistral, Qwen2, Qwen3, Gemma, Mixtral, with grouped heads and mixtures of experts."""
+"""Llama and similar models (Mistral, Qwen2, Qwen3, Gemma, Mixtral), with grouped heads and mixtures of experts."""
 
 from curvlens.blocks.family import Family, Rule, attention, each, embedding, linear, norm
 
@@ -29,6 +29,6 @@ RULES = each(
 )
 
 NOT_FOR = ("gpt_oss", "qwen3_next")
-"""gpt_oss stores its experts in × out with gate and up in turn, qwen3_next a gate beside every query head."""
+"""gpt_oss stores its experts in × out, with gate and up alternating; qwen3_next has a gate next to each query head."""
 
 FAMILY = Family("Llama", RULES, checked=("llama", "mistral", "qwen2", "qwen3", "gemma", "mixtral"), not_for=NOT_FOR)

@@ -1,4 +1,4 @@
-"""The reference GPT of this package, whose parameters are called as the blocks are."""
+"""The reference GPT of this package. Its parameters have the names of the blocks."""
 
 from curvlens.blocks.family import Family, attention, each, embedding, linear, norm
 

@@ -1,4 +1,4 @@
-"""ViT of Hugging Face, in its present and its older layout of names."""
+"""ViT of Hugging Face, with its current and its older parameter names."""
 
 from curvlens.blocks.family import Family, Rule, attention, each, linear, norm
 

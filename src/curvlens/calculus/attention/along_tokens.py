@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from curvlens.calculus.attention.layer import Layer
-from curvlens.calculus.behind import Loss
+from curvlens.calculus.attention.inputs import AttentionInputs
 from curvlens.calculus.curvature import applied
-from curvlens.calculus.form import Part
+from curvlens.calculus.form import SplitPart
+from curvlens.calculus.output_loss import OutputLoss
 from curvlens.calculus.softmax import gradient_rows
 
 Directions = Mapping[str, Tensor]
@@ -35,7 +35,7 @@ class Tangent(NamedTuple):
     """(k, B, L, d_out)."""
 
 
-def push(layer: Layer, v: Directions) -> Tangent:
+def push(layer: AttentionInputs, v: Directions) -> Tangent:
     """J v: what the layer does to directions of its weights and tokens, for k of them at once."""
     queries, keys = layer.queries, layer.keys
     q, k, values = _projected(layer)
@@ -62,7 +62,7 @@ def push(layer: Layer, v: Directions) -> Tangent:
     return Tangent(qd, kd, vd, value, ad, fd.sum(1))
 
 
-def pull(layer: Layer, g: Tensor) -> tuple[Tensor, Tensor]:
+def pull(layer: AttentionInputs, g: Tensor) -> tuple[Tensor, Tensor]:
     """Jᵀ g to the tokens: the gradients by X_q and by X_k, (B, L, d) and (B, L_k, d)."""
     q, k, values = _projected(layer)
     w = _through(layer, g @ values.mT)
@@ -73,7 +73,7 @@ def pull(layer: Layer, g: Tensor) -> tuple[Tensor, Tensor]:
     return (layer.tau * (w @ k) @ layer.WQ[:, None].mT).sum(0), to_keys.sum(0)
 
 
-def along_tokens(layer: Layer, loss: Loss, v: Directions, part: Part) -> dict[str, Tensor]:
+def along_tokens(layer: AttentionInputs, loss: OutputLoss, v: Directions, part: SplitPart) -> dict[str, Tensor]:
     """H v with respect to the weights and the tokens (X; and C, the context), for k directions at once."""
     functional = part != "outer"
     tau, attention, g = layer.tau, layer.attention, loss.gradient
@@ -110,7 +110,7 @@ def along_tokens(layer: Layer, loss: Loss, v: Directions, part: Part) -> dict[st
 
 
 def _to_weights_and_tokens(
-    layer: Layer,
+    layer: AttentionInputs,
     v: Directions,
     value: Tensor | None,
     changes: tuple[Tensor, Tensor, Tensor],
@@ -148,14 +148,14 @@ def _to_weights_and_tokens(
     return result | ({"X": to_x, "C": to_c} if layer.crossed else {"X": to_x + to_c})
 
 
-def _projected(layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
+def _projected(layer: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, (H, B, ·, ·); k and v of centred keys, since only their differences count where they are used."""
     x = layer.centred
     k = x.expand(layer.heads, -1, -1, -1) if layer.WK is None else x @ layer.WK[:, None]
     return layer.q.view(-1, *layer.queries.shape[:2], layer.q.shape[-1]), k, x @ layer.WV[:, None]
 
 
-def _through(layer: Layer, rows: Tensor) -> Tensor:
+def _through(layer: AttentionInputs, rows: Tensor) -> Tensor:
     """∂A/∂T applied to every row."""
     if layer.kind == "softmax":
         return gradient_rows(layer.attention.expand(rows.shape), rows)

@@ -1,4 +1,4 @@
-"""The blocks of the weights, as terms (`docs/math.md`, "Attention: blocks").
+"""The blocks of the weights, as terms (`docs/explanation/math.md`, "Attention: blocks").
 
 The Jacobian of f_i by one weight matrix is a vector times a matrix: by W_Q it is x_i[a] C_i[b, d], by W_K it is D_i[b,
 a] q_i[d], by W_V it is m_i[a] δ_bd, and so for the factors of a low-rank value. An outer block is therefore Σ_i u_i
@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from curvlens.calculus.attention.layer import Layer
+from curvlens.calculus.attention.inputs import AttentionInputs
 from curvlens.calculus.attention.potential import Side
 from curvlens.calculus.attention.state import State
-from curvlens.calculus.behind import Loss
-from curvlens.calculus.curvature import Curvature, Root, counts, is_zero, rows
-from curvlens.calculus.form import Part
-from curvlens.calculus.inputs import calculated
-from curvlens.calculus.terms import Pair, Term, Tokens, product
+from curvlens.calculus.curvature import OutputCurvature, Root, counts, is_zero, rows
+from curvlens.calculus.form import SplitPart
+from curvlens.calculus.output_loss import OutputLoss
+from curvlens.calculus.own_dtype import calculated
+from curvlens.calculus.terms import Pair, Term, Tokens, factored
 
 
 class Slot(NamedTuple):
@@ -38,7 +38,7 @@ def axes(first: Slot, second: Slot) -> tuple[str, str, str]:
     return ("a", "e", "dc") if second.letter == "K" else ("a", "c", "de")
 
 
-def slots(layer: Layer) -> list[Slot]:
+def slots(layer: AttentionInputs) -> list[Slot]:
     """The weight matrices, head by head: Q, K, V and, if the value is of low rank, O."""
     weights = {"Q": layer.WQ, "K": layer.WK, "V": layer.down, "O": layer.up}
     return [
@@ -55,11 +55,11 @@ class Blocks:
     It knows nothing of the forms that ask it for terms: in a ring of references, large tensors would outlive their use.
     """
 
-    def __init__(self, layer: Layer, loss: Loss, slots: Mapping[str, Slot]) -> None:
+    def __init__(self, layer: AttentionInputs, loss: OutputLoss, slots: Mapping[str, Slot]) -> None:
         self.layer, self.loss, self.slots = layer, loss, slots
 
     @calculated
-    def known(self) -> tuple[Layer, Loss]:
+    def known(self) -> tuple[AttentionInputs, OutputLoss]:
         """Layer and loss without tokens of which the loss knows nothing: they add nothing, whatever their size."""
         layer, loss, parts = self.layer, self.loss, (self.loss.outer, self.loss.rest)
         if all(is_zero(s) or not isinstance(s, float) for s in parts):
@@ -67,7 +67,7 @@ class Blocks:
             keep = knows.any(0).nonzero()[:, 0]
             if 0 < len(keep) < knows.shape[1]:
                 layer, knows = layer.rows(keep), knows[:, keep]
-                loss = Loss(loss.gradient[:, keep], *(rows(s, keep) for s in parts))
+                loss = OutputLoss(loss.gradient[:, keep], *(rows(s, keep) for s in parts))
             if len(keep) and not bool(knows.all()):
                 layer = layer.only(knows)
         return layer, loss
@@ -78,12 +78,12 @@ class Blocks:
         with torch.inference_mode():
             return State(*self.known)
 
-    def terms(self, first: str, second: str, part: Part) -> list[Term]:
+    def terms(self, first: str, second: str, part: SplitPart) -> list[Term]:
         """Those of the block of two weight matrices, the first not after the second."""
         return terms(self.state, self.slots[first], self.slots[second], part)
 
 
-def terms(state: State, first: Slot, second: Slot, part: Part) -> list[Term]:
+def terms(state: State, first: Slot, second: Slot, part: SplitPart) -> list[Term]:
     """The block of two weight matrices, the first not after the second."""
     if part == "outer":
         return outer(state, first, second, state.outer)
@@ -93,7 +93,7 @@ def terms(state: State, first: Slot, second: Slot, part: Part) -> list[Term]:
     return [*outer(state, first, second, state.total if part == "total" else state.rest), *own]
 
 
-def outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> list[Term]:
+def outer(state: State, first: Slot, second: Slot, curvature: OutputCurvature) -> list[Term]:
     """Σ_i J_iᵀ S_i J_i."""
     if is_zero(curvature):
         return []
@@ -103,14 +103,14 @@ def outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> list
     return state.outer_terms[key]
 
 
-def _outer(state: State, first: Slot, second: Slot, curvature: Curvature) -> Term:
+def _outer(state: State, first: Slot, second: Slot, curvature: OutputCurvature) -> Term:
     u, w = state.vector(first.letter, first.head), state.vector(second.letter, second.head)
     on_u, on_w, on_matrix = axes(first, second)
     same = first is second
     if isinstance(curvature, Root):
         seen = state.jacobian_times(first.letter, first.head, curvature)
         other = seen if same else state.jacobian_times(second.letter, second.head, curvature)
-        return Tokens(u, w, product(seen, other), on_u, on_w, on_matrix, same)
+        return Tokens(u, w, factored(seen, other), on_u, on_w, on_matrix, same)
     if isinstance(curvature, Tensor):
         left, right = (state.jacobian(slot.letter, slot.head) for slot in (first, second))
         sandwich = curvature if left is None else left @ curvature

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from curvlens.calculus.attention.state import State
 from curvlens.calculus.curvature import applied, is_zero
-from curvlens.calculus.form import Part
+from curvlens.calculus.form import SplitPart
 
 
 class ByMoments:
     """H v of one part, for directions (H, ·, ·) of the weights, or (·, ·) if there is one head."""
 
-    def __init__(self, state: State, part: Part) -> None:
+    def __init__(self, state: State, part: SplitPart) -> None:
         layer, phi = state.layer, state.potential
         one = layer.heads == 1
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.hessian import AttentionHessian
-from curvlens.calculus.attention.layer import Kind, Value, layer
-from curvlens.calculus.behind import behind
-from curvlens.calculus.curvature import Curvature
-from curvlens.calculus.inputs import in_own_dtype
+from curvlens.calculus.attention.inputs import Kind, Value, attention_inputs
+from curvlens.calculus.curvature import OutputCurvature
+from curvlens.calculus.output_loss import output_loss
+from curvlens.calculus.own_dtype import in_own_dtype
 from curvlens.errors import CurvlensError
 
 
@@ -29,7 +29,7 @@ def forward(
     context: Tensor | None = None,
 ) -> Tensor:
     """The output F of the layer, (…, L, d_V), whose loss `hessian` differentiates; arguments as there."""
-    of = layer(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
+    of = attention_inputs(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
     return of.output.reshape(*X.shape[:-2], *of.output.shape[1:])
 
 
@@ -42,7 +42,7 @@ def hessian(
     target: Tensor | None = None,
     *,
     grad: Tensor | None = None,
-    curvature: Curvature | tuple[Curvature, Curvature] | None = None,
+    curvature: OutputCurvature | tuple[OutputCurvature, OutputCurvature] | None = None,
     mask: str | Tensor | None = None,
     temperature: float = 1.0,
     kind: Kind = "softmax",
@@ -81,9 +81,9 @@ def hessian(
     (('Q', 'K', 'V'), torch.Size([4, 4]), 0.0)
     """
     with torch.inference_mode():  # a tenth of the time of small layers
-        of = layer(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
+        of = attention_inputs(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
         batch = X.shape[:-2]
-        loss = behind(of.outputs(batch), target, grad, curvature, reduction)
+        loss = output_loss(of.outputs(batch), target, grad, curvature, reduction)
     letters = _letters(wrt, context is not None)
     if "O" in letters and of.up is None:
         raise CurvlensError(f"wrt={wrt!r}: there is no O, as the value is one matrix; with WV=(down, up) there is.")

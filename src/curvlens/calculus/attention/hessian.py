@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.attention.blocks import Blocks, Slot, scores, slots
+from curvlens.calculus.attention.inputs import AttentionInputs
 from curvlens.calculus.attention.kernel import RankBound, gauge, rank_bound
-from curvlens.calculus.attention.layer import Layer
 from curvlens.calculus.attention.products import Products
 from curvlens.calculus.attention.state import State
-from curvlens.calculus.behind import Loss
-from curvlens.calculus.form import Form, Key, Part, Split
-from curvlens.calculus.inputs import calculated, in_own_dtype, require_room
+from curvlens.calculus.form import Form, Key, Split, SplitPart
 from curvlens.calculus.moments import Moments, moments
+from curvlens.calculus.output_loss import OutputLoss
+from curvlens.calculus.own_dtype import calculated, in_own_dtype
+from curvlens.calculus.room import require_room
 from curvlens.calculus.terms import Pair, Term
 from curvlens.errors import CurvlensError
 
@@ -28,7 +29,9 @@ class AttentionHessian(Split):
     whole.
     """
 
-    def __init__(self, of: Layer, loss: Loss, wrt: Sequence[str], batch: Sequence[int], *, named: bool) -> None:
+    def __init__(
+        self, of: AttentionInputs, loss: OutputLoss, wrt: Sequence[str], batch: Sequence[int], *, named: bool
+    ) -> None:
         self._layer, self._loss = of, loss
         self._batch, self._named = tuple(batch), named
         tokens = [letter for letter in ("X", "C") if letter in wrt]
@@ -47,13 +50,13 @@ class AttentionHessian(Split):
         self._products = Products(self._blocks, tokens, shapes)
 
     @cached_property
-    def layer(self) -> Layer:
+    def layer(self) -> AttentionInputs:
         """What was given, in one shape: tokens, weights, and what attends to what."""
         with torch.inference_mode(False):
             return self._layer.copy()
 
     @cached_property
-    def loss(self) -> Loss:
+    def loss(self) -> OutputLoss:
         """Gradient and curvature at every output token."""
         with torch.inference_mode(False):
             return self._loss.copy()
@@ -73,7 +76,7 @@ class AttentionHessian(Split):
         """H."""
         return self._make("total", "Attention Hessian")
 
-    def _make(self, part: Part, title: str) -> Form:
+    def _make(self, part: SplitPart, title: str) -> Form:
         return Form(self._shapes, partial(self._products.terms, part=part), self._layer.queries, title)
 
     def __repr__(self) -> str:
@@ -92,7 +95,7 @@ class AttentionHessian(Split):
 
     # What is read off, without building a block
 
-    def norm(self, block: Key | None = None, part: Part = "total") -> float:
+    def norm(self, block: Key | None = None, part: SplitPart = "total") -> float:
         """The Frobenius norm of a block (``"Q"`` or ``("Q", "K")``) or of the whole, exact."""
         form = self._form(part)
         if part == "total" and block is not None and not self.functional.terms(*form.pair(block)):
@@ -100,7 +103,7 @@ class AttentionHessian(Split):
         return form.norm(block)
 
     @in_own_dtype
-    def matvec(self, v: Tensor, part: Part = "total") -> Tensor:
+    def matvec(self, v: Tensor, part: SplitPart = "total") -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._products(self._form(part).checked(v), part)
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from curvlens.calculus.attention.layer import Layer
+from curvlens.calculus.attention.inputs import AttentionInputs
 from curvlens.calculus.form import Form
-from curvlens.calculus.inputs import require_room
+from curvlens.calculus.room import require_room
 from curvlens.errors import CurvlensError
 
 
@@ -23,7 +23,7 @@ class RankBound(NamedTuple):
     """With the ranks of the tokens and the supports of the rows; attained on generic draws."""
 
 
-def rank_bound(of: Layer, head: int) -> RankBound:
+def rank_bound(of: AttentionInputs, head: int) -> RankBound:
     """Bounds on the rank of the T-outer part of one head."""
     d_q, d_k = of.WQ.shape[1:]
     d = of.keys.shape[-1]
@@ -42,7 +42,7 @@ def rank_bound(of: Layer, head: int) -> RankBound:
     return RankBound(lemma, min(r * a + rho * b - a * b, rows))
 
 
-def gauge(of: Layer, names: Mapping[tuple[str, int], str], form: Form) -> Tensor:
+def gauge(of: AttentionInputs, names: Mapping[tuple[str, int], str], form: Form) -> Tensor:
     """(W_Q Ξ, −W_K Ξᵀ) and (W_V Ξ, −Ξ W_O) for all Ξ, as columns; ``names`` are blocks by letter and head."""
     pairs = (("Q", "K", of.WQ, of.WK), ("V", "O", of.down, of.up))
     found = [

@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from curvlens.calculus.attention.layer import Layer
-from curvlens.calculus.inputs import require_room
+from curvlens.calculus.attention.inputs import AttentionInputs
 from curvlens.calculus.moments import contracted_rows, deviations, uncentred
-from curvlens.calculus.terms import Product, product
+from curvlens.calculus.room import require_room
+from curvlens.calculus.terms import Factored, factored
 
 Side = Literal["X", "K", "V"]
 """What a side of a matrix was multiplied with: nothing, W_K or W_V."""
@@ -32,7 +32,7 @@ CURVED = 4
 class Potential:
     """What is known of Φ at the N = B·L query tokens of every head."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: AttentionInputs) -> None:
         self.layer = layer
         self._weights: dict[Side, Tensor | None] = {"X": None, "K": layer.WK, "V": layer.WV}
         self._known: dict[Side, Side] = {"X": "X", "K": "K" if layer.WK is not None else "X", "V": "V"}
@@ -62,7 +62,7 @@ class Potential:
         """τ² Pᵀ G P', (H, N, ·, ·)."""
         return self._matrix(3, left, right)
 
-    def third_of(self, head: int, left: Side, right: Side) -> Tensor | Product:
+    def third_of(self, head: int, left: Side, right: Side) -> Tensor | Factored:
         """The same of one head, (N, ·, ·), perhaps as factors."""
         return self.third(left, right)[head]
 
@@ -90,7 +90,7 @@ class Potential:
 class ManyKeys(Potential):
     """M2 and G first, then their products with the weights."""
 
-    def __init__(self, layer: Layer, u: Tensor) -> None:
+    def __init__(self, layer: AttentionInputs, u: Tensor) -> None:
         super().__init__(layer)
         width, tokens = layer.keys.shape[2] ** 2, layer.keys.shape[0] * layer.keys.shape[1]
         # M2 and G in pieces, whole and scaled; or Ξ as it is and scaled, and x_j x_jᵀ of every key
@@ -160,7 +160,7 @@ class ManyKeys(Potential):
 class FewKeys(Potential):
     """Sums over the keys: Σ_j a_j (Pᵀ y_j)(P'ᵀ y_j)ᵀ with y_j = x_j − m, a_j = A_ij in M2 and A_ij u·y_j in G."""
 
-    def __init__(self, layer: Layer, g: Tensor) -> None:
+    def __init__(self, layer: AttentionInputs, g: Tensor) -> None:
         super().__init__(layer)
         self._g = g.view(*layer.queries.shape[:2], 1, -1)
         self._sides: dict[Side, Tensor] = {}
@@ -203,11 +203,11 @@ class FewKeys(Potential):
         weight = tau * self._weight[..., None] if order == 2 else tau**2 * self._contracted
         return weight * self._side(left), self._side(right)
 
-    def third_of(self, head: int, left: Side, right: Side) -> Tensor | Product:
+    def third_of(self, head: int, left: Side, right: Side) -> Tensor | Factored:
         """τ² Pᵀ G P' of one head, a product of as many columns as there are keys."""
         sides = self._factors(3, self._known[left], self._known[right])
         first, second = (side[head].flatten(0, 1).mT for side in sides)
-        return product(first, second)
+        return factored(first, second)
 
     def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
         """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r): without the matrix between."""
@@ -216,13 +216,13 @@ class FewKeys(Potential):
         return (first.mT @ (self.layer.tau * self._weight[..., None] * seen)).flatten(1, 2)
 
 
-def potential(layer: Layer, g: Tensor) -> Potential:
+def potential(layer: AttentionInputs, g: Tensor) -> Potential:
     """What is known of Φ, for g = ∂ℓ/∂f of every query token, (N, d_out)."""
     few = layer.keys.shape[1] < layer.keys.shape[2]
     return FewKeys(layer, g) if few else ManyKeys(layer, layer.times(g, layer.WV.mT))
 
 
-def _room(layer: Layer, numbers: int, more: int = 0) -> None:
+def _room(layer: AttentionInputs, numbers: int, more: int = 0) -> None:
     """Refuse so many numbers for each token and head, and more once, if there is no room for them."""
     require_room(
         layer.heads * layer.queries.shape[0] * layer.queries.shape[1] * numbers + more,

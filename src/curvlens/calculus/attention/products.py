@@ -14,7 +14,7 @@ from torch import Tensor
 from curvlens.calculus.attention.along_tokens import along_tokens
 from curvlens.calculus.attention.blocks import Blocks
 from curvlens.calculus.attention.by_moments import ByMoments
-from curvlens.calculus.form import Part, places, require_room_for
+from curvlens.calculus.form import SplitPart, places, require_room_for
 from curvlens.calculus.terms import Given, Term
 
 ALONG = 1 << 24
@@ -26,9 +26,9 @@ class Products:
 
     def __init__(self, blocks: Blocks, tokens: Sequence[str], shapes: Mapping[str, tuple[int, int]]) -> None:
         self._blocks, self._tokens, self._shapes = blocks, tokens, shapes
-        self._prepared: dict[Part, ByMoments] = {}
+        self._prepared: dict[SplitPart, ByMoments] = {}
 
-    def __call__(self, vectors: Tensor, part: Part) -> Tensor:
+    def __call__(self, vectors: Tensor, part: SplitPart) -> Tensor:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         if not vectors.numel():
             return vectors.clone()
@@ -42,7 +42,7 @@ class Products:
             return self._by_moments(vectors.contiguous(), part)
         return torch.stack([self._by_moments(column, part) for column in vectors.T.contiguous()], 1)
 
-    def terms(self, first: str, second: str, part: Part) -> list[Term]:
+    def terms(self, first: str, second: str, part: SplitPart) -> list[Term]:
         """Those of a block, the first name not after the second; with tokens, it is built by products."""
         if first in self._blocks.slots and second in self._blocks.slots:
             return self._blocks.terms(first, second, part)
@@ -74,7 +74,7 @@ class Products:
         """Where the matrices of one head begin in a vector, with their shapes."""
         return [(letter, self._letters[letter], place.start) for letter, place in places(self._letters).items()]
 
-    def _by_moments(self, v: Tensor, part: Part) -> Tensor:
+    def _by_moments(self, v: Tensor, part: SplitPart) -> Tensor:
         if part not in self._prepared:
             self._prepared[part] = ByMoments(self._blocks.state, part)
         product, heads = self._prepared[part], self._blocks.layer.heads
@@ -86,7 +86,7 @@ class Products:
         found = product({n: rows[:, i : i + a * b].reshape(heads, a, b) for n, (a, b), i in self._begins})
         return torch.cat([found[letter].reshape(heads, -1) for letter in self._letters], 1).reshape(-1)
 
-    def _along_tokens(self, columns: Tensor, part: Part) -> Tensor:
+    def _along_tokens(self, columns: Tensor, part: SplitPart) -> Tensor:
         blocks = self._blocks
         of, loss = (blocks.layer, blocks.loss) if self._tokens else blocks.known
         given: dict[str, Tensor] = {}

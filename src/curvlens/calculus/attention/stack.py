@@ -2,7 +2,7 @@
 
 With T_l the derivative of layer l's tokens and weights by all weights θ, and λ_l the gradient at its output,
 
-    H = T_outᵀ S T_out + Σ_l T_lᵀ (λ_l · D²f_l) T_l                        (`docs/math.md`, "Attention: stacks").
+    H = T_outᵀ S T_out + Σ_l T_lᵀ (λ_l · D²f_l) T_l        (`docs/explanation/math.md`, "Attention: stacks").
 
 The first term is the outer part. Tangents T go forward through the layers, gradients λ backward; nothing is
 differentiated.
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from curvlens.calculus.attention.along_tokens import along_tokens, pull, push
 from curvlens.calculus.attention.blocks import slots
-from curvlens.calculus.attention.layer import Kind, Layer, Value, layer
-from curvlens.calculus.behind import Loss, behind
-from curvlens.calculus.curvature import Curvature, applied
+from curvlens.calculus.attention.inputs import AttentionInputs, Kind, Value, attention_inputs
+from curvlens.calculus.curvature import OutputCurvature, applied
 from curvlens.calculus.form import MatrixForm, Split
-from curvlens.calculus.inputs import in_own_dtype, require_room
+from curvlens.calculus.output_loss import OutputLoss, output_loss
+from curvlens.calculus.own_dtype import in_own_dtype
+from curvlens.calculus.room import require_room
 from curvlens.errors import CurvlensError, a_kind
 
 
@@ -44,7 +45,7 @@ def stack(
     target: Tensor | None = None,
     *,
     grad: Tensor | None = None,
-    curvature: Curvature | tuple[Curvature, Curvature] | None = None,
+    curvature: OutputCurvature | tuple[OutputCurvature, OutputCurvature] | None = None,
     mask: str | Tensor | None = None,
     temperature: float = 1.0,
     kind: Kind = "softmax",
@@ -56,7 +57,7 @@ def stack(
     """
     if not layers:
         raise CurvlensError("A stack needs at least one layer (WQ, WK, WV).")
-    built: list[Layer] = []
+    built: list[AttentionInputs] = []
     tokens = X
     shapes: dict[str, tuple[int, int]] = {}
     for depth, given_layer in enumerate(layers, start=1):
@@ -64,12 +65,12 @@ def stack(
             what = f"{len(given_layer)} of them" if isinstance(given_layer, (tuple, list)) else a_kind(given_layer)
             raise CurvlensError(f"Layer {depth} of the stack is three weights (WQ, WK, WV), got {what}.")
         wq, wk, wv = given_layer
-        one = layer(tokens, wq, wk, wv, mask=mask, temperature=temperature, kind=kind, context=None)
+        one = attention_inputs(tokens, wq, wk, wv, mask=mask, temperature=temperature, kind=kind, context=None)
         built.append(one)
         for slot in slots(one):
             shapes[f"{slot.letter}{depth}" + (f".{slot.head}" if wq.ndim == 3 else "")] = slot.shape
         tokens = one.output.reshape(*X.shape[:-2], *one.output.shape[1:])
-    loss = behind(built[-1].outputs(X.shape[:-2]), target, grad, curvature, reduction)
+    loss = output_loss(built[-1].outputs(X.shape[:-2]), target, grad, curvature, reduction)
     size = sum(a * b for a, b in shapes.values())
     require_room(
         5 * size**2 + 4 * size * X.numel(),  # three parts, directions of all weights and of the tokens
@@ -103,7 +104,7 @@ def stack(
     # backward: the gradient at each layer's output, and what the layer's own second derivative adds
     g = loss.gradient
     for one, given in zip(reversed(built), reversed(directions), strict=True):
-        found = along_tokens(one, Loss(g, 0.0, 0.0), given, "functional")
+        found = along_tokens(one, OutputLoss(g, 0.0, 0.0), given, "functional")
         for letter, part in given.items():
             functional += part.flatten(1) @ found[letter].flatten(1).T
         by_query, by_key = pull(one, g)
@@ -111,7 +112,7 @@ def stack(
     return StackHessian(shapes, outer, functional)
 
 
-def _sandwich(moved: Tensor, curvature: Curvature) -> Tensor:
+def _sandwich(moved: Tensor, curvature: OutputCurvature) -> Tensor:
     """T S Tᵀ of directions (size, B, L, d)."""
     curved = applied(curvature, moved)
     return moved.new_zeros(len(moved), len(moved)) if curved is None else moved.flatten(1) @ curved.flatten(1).T

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.calculus.attention.layer import Layer
+from curvlens.calculus.attention.inputs import AttentionInputs
 from curvlens.calculus.attention.potential import potential
-from curvlens.calculus.behind import Loss
 from curvlens.calculus.curvature import Root, flat, plus
-from curvlens.calculus.inputs import calculated
+from curvlens.calculus.output_loss import OutputLoss
+from curvlens.calculus.own_dtype import calculated
 from curvlens.calculus.terms import Term
 
 
 class State:
     """Everything (H, N, …) with N = B·L query tokens; g and S carry the factor of the loss and of the reduction."""
 
-    def __init__(self, layer: Layer, loss: Loss) -> None:
+    def __init__(self, layer: AttentionInputs, loss: OutputLoss) -> None:
         self.layer = layer
         self.tau = layer.tau
         self.x = layer.queries.flatten(0, 1)

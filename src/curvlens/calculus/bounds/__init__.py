@@ -1,6 +1,7 @@
 """Upper bounds on the spectral norm of the Hessian of a layer, and of a whole block: always valid, seldom attained.
 
-‖H‖₂ is at most the norm of a small matrix that has a bound for each block (`docs/math.md`, "Bounds"). A bound is a
+‖H‖₂ is at most the norm of a small matrix that has a bound for each block (`docs/explanation/math.md`, "Bounds"). A
+bound is a
 worst case: it says what curvature cannot exceed, and is no estimate of the largest eigenvalue. `Bound.tightness`
 compares it with the true norm; a closed form's ``norm()`` is another one, the Frobenius norm.
 """

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from curvlens.calculus.attention.layer import Layer
+from curvlens.calculus.attention.inputs import AttentionInputs
 from curvlens.calculus.bounds.of_attention import SOFTMAX, SOFTMAX_SECOND
 from curvlens.calculus.bounds.one_head import Bent, Head
 from curvlens.calculus.bounds.sizes import Local, Pairs, Sizes, spectral
-from curvlens.calculus.inputs import require_room
 from curvlens.calculus.moments import contracted, deviations
+from curvlens.calculus.room import require_room
 from curvlens.calculus.softmax import gradient_rows
 
 
-def prior(x: Sizes, length: int, of: Layer) -> Local[Sizes]:
+def prior(x: Sizes, length: int, of: AttentionInputs) -> Local[Sizes]:
     """From norms of weights and sizes of tokens, which may be others than those of the layer."""
     root, heads = math.sqrt(length), []
     varied = min(SOFTMAX * x.spectral**2, x.row**2)  # ‖M2_i‖, the covariance of tokens
@@ -80,7 +80,7 @@ def prior(x: Sizes, length: int, of: Layer) -> Local[Sizes]:
     return Local(output, first, bend, lambda g: Sizes.at_most(first["X"] * g.total))
 
 
-def known(of: Layer) -> Local[Tensor]:
+def known(of: AttentionInputs) -> Local[Tensor]:
     """From the attention moments of one sample's tokens."""
     x, keys, out = of.queries[0], _given(of.WK), _out(of)
     size = spectral(x)
@@ -175,7 +175,7 @@ def _second(parts: Sequence[dict[tuple[str, str], float]], heads: Sequence[Head]
     return found
 
 
-def _out(of: Layer) -> Tensor:
+def _out(of: AttentionInputs) -> Tensor:
     """W_O of all heads, (H d_V, d_out); identities where values are put out as they are."""
     if of.up is None:
         return torch.eye(of.d_out, dtype=of.down.dtype, device=of.down.device).repeat(of.heads, 1)

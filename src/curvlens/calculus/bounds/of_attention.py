@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from curvlens.calculus.attention.layer import layer
+from curvlens.calculus.attention.inputs import attention_inputs
 from curvlens.calculus.bounds.bound import Bound, in_range
-from curvlens.calculus.inputs import alike
 from curvlens.calculus.moments import contracted
+from curvlens.calculus.tensor_checks import alike
 
 SOFTMAX = 0.5
 """sup ‖D softmax‖₂."""
@@ -43,7 +43,7 @@ def attention(
     True
     """
     alike({"X": X, "WQ": WQ, "WK": WK, "WV": WV, "target": target})
-    of = layer(X, WQ, WK, WV, mask=None, temperature=1.0, kind="softmax", context=None)
+    of = attention_inputs(X, WQ, WK, WV, mask=None, temperature=1.0, kind="softmax", context=None)
     a, residual = of.attention[0, 0], of.output[0] - target
     c, root = 2 / target.numel(), WQ.shape[1] ** 0.5
     x, q, k, v = (_norm(t) for t in (X, WQ, WK, WV))

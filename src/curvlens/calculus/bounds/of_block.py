@@ -1,7 +1,7 @@
 """A bound for a whole Transformer block: attention, feed-forward layer, skips and norms.
 
 With t the bounds on ‖∂y/∂·‖, C_m those of layer m on the blocks of λ_m · D²f_m and T_m those on its tangents, ‖H‖₂ is
-at most the norm of ‖∇²ℓ‖ t tᵀ + Σ_m T_mᵀ C_m T_m (`docs/math.md`, "Bounds").
+at most the norm of ‖∇²ℓ‖ t tᵀ + Σ_m T_mᵀ C_m T_m (`docs/explanation/math.md`, "Bounds").
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus import norms
-from curvlens.calculus.attention.layer import Layer, layer
-from curvlens.calculus.behind import Outputs
+from curvlens.calculus.attention.inputs import AttentionInputs, attention_inputs
 from curvlens.calculus.bounds import heads, of_feedforward, of_norm
 from curvlens.calculus.bounds.bound import Bound, in_range, selected
 from curvlens.calculus.bounds.sizes import Local, S, Sizes, one_sample, seen, sizes
 from curvlens.calculus.bounds.tape import Tape
-from curvlens.calculus.curvature import Curvature
+from curvlens.calculus.curvature import OutputCurvature
 from curvlens.calculus.feedforward import fit, forward
-from curvlens.calculus.inputs import alike
 from curvlens.calculus.norms import Kind
+from curvlens.calculus.output_loss import Outputs
+from curvlens.calculus.tensor_checks import alike
 from curvlens.errors import CurvlensError
 
 Placement = Literal["pre", "post", "none"]
@@ -47,7 +47,7 @@ def block(
     mask: str | Tensor | None = None,
     temperature: float = 1.0,
     grad: Tensor | float | None = None,
-    curvature: Curvature | tuple[Curvature, Curvature] | None = None,
+    curvature: OutputCurvature | tuple[OutputCurvature, OutputCurvature] | None = None,
     wrt: str | None = None,
     data: bool = False,
 ) -> Bound:
@@ -178,11 +178,11 @@ class _Block:
             if width != d:
                 raise CurvlensError(f"{name} puts out {width} features and X has {d}: a skip adds the two.")
 
-    def attention(self, tokens: Tensor) -> Layer:
+    def attention(self, tokens: Tensor) -> AttentionInputs:
         """The attention layer at tokens (L, d)."""
         value = (self.w["V"], self.w["O"]) if "O" in self.w else self.w["V"]
         q, k, mask, t = self.w["Q"], self.w["K"], self.mask, self.temperature
-        return layer(tokens, q, k, value, mask=mask, temperature=t, kind="softmax", context=None)
+        return attention_inputs(tokens, q, k, value, mask=mask, temperature=t, kind="softmax", context=None)
 
     def _inner(self) -> dict[str, Tensor]:
         return {name: self.w[name] for name in INNER if name in self.w}

@@ -1,6 +1,7 @@
 """Bounds for a loss behind a feed-forward layer, plain or gated.
 
-The middle h depends entry by entry on inner sums z_i = x W_i + b_i, with h_i and h_ij its derivatives (`docs/math.md`,
+The middle h depends entry by entry on inner sums z_i = x W_i + b_i, with h_i and h_ij its derivatives
+(`docs/explanation/math.md`,
 "Feed-forward"). Every block of the functional part is one matrix for each hidden unit or for each token, or a product
 with the matrix g of gradients, and so has a norm of its own. With q = g W_downᵀ and maxima over units k or tokens n,
 
@@ -22,12 +23,12 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus.activations import activation as named
-from curvlens.calculus.behind import Outputs
 from curvlens.calculus.bounds.bound import Bound, in_range, selected
 from curvlens.calculus.bounds.sizes import Local, Pairs, Sizes, matrix, one_sample, seen, sizes, spectral
-from curvlens.calculus.curvature import Curvature
+from curvlens.calculus.curvature import OutputCurvature
 from curvlens.calculus.feedforward import fit, forward, hidden
-from curvlens.calculus.inputs import alike
+from curvlens.calculus.output_loss import Outputs
+from curvlens.calculus.tensor_checks import alike
 
 Weights = Mapping[str, Tensor]
 
@@ -45,7 +46,7 @@ def feedforward(
     down_bias: Tensor | None = None,
     activation: str = "gelu",
     grad: Tensor | float | None = None,
-    curvature: Curvature | tuple[Curvature, Curvature] | None = None,
+    curvature: OutputCurvature | tuple[OutputCurvature, OutputCurvature] | None = None,
     wrt: str | None = None,
     data: bool = False,
 ) -> Bound:

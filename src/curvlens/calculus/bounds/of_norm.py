@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from curvlens.calculus import norms
-from curvlens.calculus.behind import Outputs
 from curvlens.calculus.bounds.bound import Bound, in_range, selected
 from curvlens.calculus.bounds.sizes import Local, Pairs, Sizes, matrix, one_sample, seen, sizes, spectral
-from curvlens.calculus.curvature import Curvature
-from curvlens.calculus.inputs import alike
+from curvlens.calculus.curvature import OutputCurvature
 from curvlens.calculus.norms import SHARP, Kind
+from curvlens.calculus.output_loss import Outputs
+from curvlens.calculus.tensor_checks import alike
 from curvlens.errors import CurvlensError
 
 
@@ -32,7 +32,7 @@ def norm(
     target: Tensor | None = None,
     *,
     grad: Tensor | float | None = None,
-    curvature: Curvature | tuple[Curvature, Curvature] | None = None,
+    curvature: OutputCurvature | tuple[OutputCurvature, OutputCurvature] | None = None,
     eps: float = 1e-5,
     kind: Kind = "layer",
     wrt: str | None = None,

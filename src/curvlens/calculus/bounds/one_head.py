@@ -8,7 +8,7 @@ and B3_i = diag w_i − a_i w_iᵀ − w_i a_iᵀ,
     ⟨λ, ö⟩ = Σ_i Ṫ_iᵀ B3_i Ṫ_i + 2τ w_iᵀ k̇ q̇_i + 2 λ_iᵀ v̇ᵀ B_i Ṫ_i .
 
 q̇, k̇ and v̇ are Ẋ W + X Ẇ. Where Ẇ_K or Ẇ_V moves, X joins what stands beside it, so that M2 = Xᵀ B X, Xᵀ B3 X and
-their like are bounded as a whole, not by the product of norms (`docs/math.md`, "Bounds").
+their like are bounded as a whole, not by the product of norms (`docs/explanation/math.md`, "Bounds").
 """
 
 from __future__ import annotations

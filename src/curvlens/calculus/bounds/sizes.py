@@ -10,8 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from curvlens.calculus.behind import Outputs, behind
-from curvlens.calculus.curvature import Curvature, Root
+from curvlens.calculus.curvature import OutputCurvature, Root
+from curvlens.calculus.output_loss import Outputs, output_loss
 from curvlens.errors import CurvlensError
 
 
@@ -120,12 +120,12 @@ def seen(of: Outputs, target: Any, grad: Any, curvature: Any, *, data: bool) -> 
                 "numbers of which the first is not negative."
             )
         return Seen(Sizes.at_most(float(grad)), abs(float(curvature)), 0.0)
-    loss = behind(of, target, grad, curvature, "mean")
+    loss = output_loss(of, target, grad, curvature, "mean")
     gradient = loss.gradient[0].double()
     return Seen(gradient if data else sizes(gradient), _norm(loss.outer), _norm(loss.rest))
 
 
-def _norm(curvature: Curvature) -> float:
+def _norm(curvature: OutputCurvature) -> float:
     if isinstance(curvature, Root):
         return spectral(curvature.R) ** 2
     return spectral(curvature) if isinstance(curvature, Tensor) else abs(curvature)

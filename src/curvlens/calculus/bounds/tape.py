@@ -1,6 +1,7 @@
 """The chain rule for bounds: tangents forward, gradients backward, and what every layer adds to the Hessian.
 
-H = T_outᵀ (∇²ℓ) T_out + Σ_m T_mᵀ (λ_m · D²f_m) T_m over the layers m (`docs/math.md`, "Bounds"). A state has a vector t
+H = T_outᵀ (∇²ℓ) T_out + Σ_m T_mᵀ (λ_m · D²f_m) T_m over the layers m (`docs/explanation/math.md`, "Bounds"). A state
+has a vector t
 of bounds on ‖∂state/∂·‖. Behind a layer it is ‖∂y/∂X‖ t, and ‖∂y/∂W‖ for the weights of the layer; of a sum it is the
 sum. Where layers act on every token by itself and their Jacobians are known, the product of these, with the skips in
 it, replaces the product of their norms, if that is smaller.

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from curvlens.calculus.inputs import alike
 from curvlens.calculus.moments import z1, z2
 from curvlens.calculus.softmax import jacobian, second_derivative
+from curvlens.calculus.tensor_checks import alike
 from curvlens.calculus.vec import commutation, identity, kron, residual, shuffle, vec
 from curvlens.errors import CurvlensError, a_kind
 

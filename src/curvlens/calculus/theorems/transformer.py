@@ -12,8 +12,8 @@ from torch import Tensor
 
 from curvlens.calculus.attention import forward
 from curvlens.calculus.feedforward import fit
-from curvlens.calculus.inputs import alike
 from curvlens.calculus.norms import normed, require_fit
+from curvlens.calculus.tensor_checks import alike
 from curvlens.calculus.theorems.self_attention import check_matrices
 from curvlens.calculus.vec import identity, khatri_rao, kron
 from curvlens.errors import CurvlensError
@@ -50,7 +50,8 @@ def theorem_1(
 
     The theorem is about the layer alone, with a term for every pair of Q, K and V; that much the copy says that was
     read, in which the formula itself is lost. The terms and M are therefore derived here, from ‖D softmax‖ ≤ 1/2,
-    ‖D² softmax‖ ≤ √6/9 and ‖A‖₂ ≤ √L (`docs/math.md`, "Bounds"): they hold, and neither confirm nor correct the
+    ‖D² softmax‖ ≤ √6/9 and ‖A‖₂ ≤ √L (`docs/explanation/math.md`, "Bounds"): they hold, and neither confirm nor
+    correct the
     constants of the print. `curvlens.calculus.bounds.attention` takes the norm of the matrix of the terms, which is
     never larger than M; a whole block, with norms and skips, has `curvlens.calculus.bounds.block`.
     """

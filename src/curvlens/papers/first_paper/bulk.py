@@ -17,11 +17,11 @@ from curvlens.papers.experiment import Effort, Experiment, Number, Report
 from curvlens.papers.first_paper.growth import WHOLE
 from curvlens.papers.first_paper.layer import LENGTH, WIDTH
 from curvlens.papers.ranges import Range, told, widest
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, grid, mean, sweep, where
 from curvlens.papers.verdicts import Finding, all_of, judged
 from curvlens.report.charts import Chart, Curve, Panel
+from curvlens.study import Config, Record
 
 BULK = 0.9
 """The share of all eigenvalues, from the smallest absolute value on, that is called the bulk."""

@@ -14,12 +14,12 @@ from curvlens.papers.first_paper.deep_blocks import layer_norms
 from curvlens.papers.first_paper.depths import depths, layers, of_layer
 from curvlens.papers.first_paper.growth import LIMIT, SMALL
 from curvlens.papers.parts import PARTS, SIGNS
-from curvlens.papers.records import Config, Record
 from curvlens.papers.setting import drawn
 from curvlens.papers.sizes import marked, sized
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import farthest, grid
 from curvlens.report.charts import Chart, Panel, Slope
+from curvlens.study import Config, Record
 
 LETTERS = ("Q", "K", "V", "O")
 FEW_LAYERS = 3

@@ -14,9 +14,9 @@ from curvlens.papers.first_paper.depths import depths, layers, of_layer
 from curvlens.papers.first_paper.growth import LARGE, LIMIT, SMALL
 from curvlens.papers.parts import SIGNS
 from curvlens.papers.ranges import LOCAL, following, told
-from curvlens.papers.records import Record
 from curvlens.papers.sweeps import mean
 from curvlens.papers.verdicts import Finding, all_of, judged, judged_parts
+from curvlens.study import Record
 
 PREDICTED = {("V", "outer"): 2, ("Q", "outer"): 6, ("Q", "functional"): 5}
 """Powers of a single layer; the value's functional part is zero there."""

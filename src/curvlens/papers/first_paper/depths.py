@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from curvlens.papers.parts import PARTS
-from curvlens.papers.records import Record
 from curvlens.papers.sweeps import Sweep, sweep, where
+from curvlens.study import Record
 
 
 def depths(records: Sequence[Record]) -> list[int]:

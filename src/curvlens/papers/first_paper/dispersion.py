@@ -14,11 +14,11 @@ from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper.layer import BLOCKS, LENGTH, WIDTH
 from curvlens.papers.parts import SPLIT
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import mean, sweep, where
 from curvlens.papers.verdicts import Finding, all_of, judged_parts
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 SIZES = (0.5, 1.0, 2.0, 4.0)
 """Standard deviations of the tokens: the query-key blocks hold more of them than the value block."""

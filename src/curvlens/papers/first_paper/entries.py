@@ -10,13 +10,13 @@ from torch import Tensor
 
 from curvlens.papers.comparisons import between, seeds, undecided
 from curvlens.papers.experiment import Effort, Experiment, Number, Report, at_width
-from curvlens.papers.records import Config, Record
 from curvlens.papers.setting import Kind, block_hessian
 from curvlens.papers.sizes import negative_share, number
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import mean, where
 from curvlens.papers.verdicts import Finding, all_of, judged, judged_parts
 from curvlens.report.charts import Chart, Curve, Heat, Panel
+from curvlens.study import Config, Record
 
 WIDTH, SIGMA = 16, 0.2
 SIGMAS = (0.05, 0.1, 0.14, 0.2, 0.28, 0.5, 1.0, 2.0)

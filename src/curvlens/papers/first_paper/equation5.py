@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from curvlens.calculus.form import SplitPart
 from curvlens.papers.comparisons import ratio, seeds
 from curvlens.papers.experiment import Effort, Experiment, Report, at_width
 from curvlens.papers.first_paper import growth
-from curvlens.papers.parts import PARTS, SIGNS, SPLIT, Part, signed
+from curvlens.papers.parts import PARTS, SIGNS, SPLIT, signed
 from curvlens.papers.ranges import LOCAL, extent, following, judged_range, told, widest
-from curvlens.papers.records import Config, Record
 from curvlens.papers.setting import SEQUENCES
 from curvlens.papers.sizes import marked
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, mean
 from curvlens.papers.verdicts import Finding
 from curvlens.report.charts import Chart, Slope
+from curvlens.study import Config, Record
 
 FUNCTIONAL = 5
 """The power of the query block's functional part in Equation 5; its outer part has one more."""
@@ -129,7 +130,7 @@ def _beyond(found: Sweep) -> str:
     return f"; σ^{slope.value:.2f} ± {slope.error:.2f} for σ from {far.x[0]:.2g} to {far.x[-1]:.2g}"
 
 
-def _cosines(curves: Mapping[Part, Sweep]) -> str:
+def _cosines(curves: Mapping[SplitPart, Sweep]) -> str:
     """⟨H_o, H_f⟩/(‖H_o‖ ‖H_f‖), which the three norms give, at the smallest σ, at 1 and at the largest."""
     x = [place for place in curves["total"].x if all(place in line.finite().x for line in curves.values())]
     if not x:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from curvlens.calculus import exponents
+from curvlens.calculus.form import SplitPart
 from curvlens.papers.experiment import Effort, Law
-from curvlens.papers.parts import PARTS, SIGNS, Part
-from curvlens.papers.records import Config, Record
+from curvlens.papers.parts import PARTS, SIGNS
 from curvlens.papers.setting import Norm, block_hessian
 from curvlens.papers.sizes import sized
 from curvlens.papers.sweeps import Sweep, grid, sweep
 from curvlens.report.charts import Panel, Slope
+from curvlens.study import Config, Record
 
 DIAGONAL = ("Q", "K", "V", "O")
 PAIRS = ("QK", "QV", "QO", "KV", "KO", "VO")
@@ -22,7 +23,7 @@ LIMIT = (0.001, 0.00316228)
 WIDTH = 128
 CROSSED = 5
 """Repeats for the blocks off the diagonal, which cost ten times as much."""
-STYLES: dict[Part, dict[str, Any]] = {
+STYLES: dict[SplitPart, dict[str, Any]] = {
     "outer": {"colour": 0},
     "functional": {"colour": 1},
     "total": {"colour": 6, "style": "dashed"},
@@ -78,7 +79,7 @@ def equation_5(part: Literal["outer", "functional"], block: str) -> int | None:
     return exponents.predicted(part, pair(block)).data
 
 
-def _parts(records: Sequence[Record], block: str) -> list[tuple[Part, Sweep]]:
+def _parts(records: Sequence[Record], block: str) -> list[tuple[SplitPart, Sweep]]:
     """Those of a block that are not zero."""
     found = [(part, curve(records, block, part)) for part in PARTS]
     return [(part, line) for part, line in found if not bool((line.values == 0).all())]

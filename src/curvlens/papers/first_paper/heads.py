@@ -16,11 +16,11 @@ from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper.differentiated import apart, functional_part
 from curvlens.papers.first_paper.layer import LENGTH
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, sweep, where
 from curvlens.papers.verdicts import Finding, judged, judged_parts
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 HALF = 0.5
 """The share of entries below which a part has few."""

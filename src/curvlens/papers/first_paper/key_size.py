@@ -11,12 +11,12 @@ from curvlens.papers.comparisons import between
 from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper.layer import LENGTH, curves, norms
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked, negative_share, number
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, mean, sweep, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 WIDTH = 16
 VARIANCES = ("1/d", "1/d_K")

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from curvlens.calculus.attention import AttentionHessian
 from curvlens.papers.parts import SPLIT, signed
-from curvlens.papers.records import Record
 from curvlens.papers.sizes import sized
 from curvlens.papers.sweeps import Sweep, sweep
 from curvlens.report.charts import Curve
+from curvlens.study import Record
 
 BLOCKS = ("QQ", "KK", "VV", "QK", "VQ", "VK")
 LENGTH, WIDTH = 12, 8

@@ -18,12 +18,12 @@ from curvlens.papers.first_paper.growth import LARGE, SMALL, WHOLE
 from curvlens.papers.first_paper.layer import BLOCKS, LENGTH, WIDTH, line, norms
 from curvlens.papers.parts import signed
 from curvlens.papers.ranges import LOCAL, following, judged_range, told
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked, sized
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, grid, sweep
 from curvlens.papers.verdicts import Finding, judged
 from curvlens.report.charts import Chart, Panel, Slope
+from curvlens.study import Config, Record
 
 POWERS = {"Q": 3, "K": 3, "V": 1}
 """Of σ in the Jacobians."""

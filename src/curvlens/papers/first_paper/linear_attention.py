@@ -15,12 +15,12 @@ from curvlens.papers.experiment import Effort, Experiment, Report, at_width
 from curvlens.papers.first_paper.depths import depths, layers, of_layer
 from curvlens.papers.parts import PARTS
 from curvlens.papers.ranges import LOCAL, following
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import frobenius, marked, sized
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, grid
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Panel, Slope
+from curvlens.study import Config, Record
 
 SIGMAS = (0.01, 100.0)
 SMALL, LARGE = (SIGMAS[0], 0.1), (10.0, SIGMAS[1])

@@ -9,11 +9,11 @@ import numpy as np
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper import growth
 from curvlens.papers.ranges import LOCAL, extent, following, judged_range, told
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked
 from curvlens.papers.sources import PAPER
 from curvlens.papers.verdicts import Finding
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 PRACTICAL = (0.0, 1.0)
 """The range of σ that the paper calls practical."""

@@ -15,11 +15,11 @@ from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper.depths import depths
 from curvlens.papers.ranges import following, judged_range, told
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked, sized
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import farthest, grid, sweep, where
 from curvlens.report.charts import Chart, Panel, Slope
+from curvlens.study import Config, Record
 
 SIGMAS = (0.01, 10.0)
 SEQUENCES = 64

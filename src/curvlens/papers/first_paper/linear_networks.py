@@ -19,13 +19,13 @@ from curvlens.papers.first_paper.differentiated import apart, functional_part
 from curvlens.papers.first_paper.layer import BLOCKS
 from curvlens.papers.parts import SIGNS, SPLIT, signed
 from curvlens.papers.ranges import LOCAL, extent, following
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import frobenius, marked, sized
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import grid, sweep, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.problem import Problem
 from curvlens.report.charts import Chart, Curve, Panel
+from curvlens.study import Config, Record
 
 NETWORKS = {"attention": "linear attention", "mlp": "linear MLP", "cnn": "linear CNN"}
 RESIDUALS = ("constant", "scaling")

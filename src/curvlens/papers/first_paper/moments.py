@@ -13,12 +13,12 @@ from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper.layer import LENGTH, WIDTH, line, norms
 from curvlens.papers.parts import SIGNS, SPLIT, signed
 from curvlens.papers.ranges import steady, told
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, grid, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Curve, Panel, Slope
+from curvlens.study import Config, Record
 
 POWERS = {
     ("QQ", "outer"): 4,

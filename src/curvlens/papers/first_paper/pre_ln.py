@@ -10,13 +10,13 @@ from curvlens.papers.comparisons import between
 from curvlens.papers.experiment import Effort, Experiment, Number, Report, at_width
 from curvlens.papers.first_paper import growth
 from curvlens.papers.ranges import LOCAL, extent, following
-from curvlens.papers.records import Config, Record
 from curvlens.papers.setting import EPS
 from curvlens.papers.sizes import marked
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep
 from curvlens.papers.verdicts import Finding, all_of, judged
 from curvlens.report.charts import Chart, Curve, Panel, Slope
+from curvlens.study import Config, Record
 
 MUCH_LESS = 3.0
 """A difference of growth rates is much smaller than another if it is at most one part in so many."""

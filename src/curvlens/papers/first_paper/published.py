@@ -12,12 +12,12 @@ from curvlens.papers.experiment import Effort, Experiment, Number, Report, at_wi
 from curvlens.papers.first_paper import growth
 from curvlens.papers.first_paper.equation5 import BELOW
 from curvlens.papers.parts import PARTS, SIGNS
-from curvlens.papers.records import Config, Record
 from curvlens.papers.setting import Norm, Weights, hessian_at
 from curvlens.papers.sizes import marked, sized
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, where
 from curvlens.report.charts import Chart, Slope
+from curvlens.study import Config, Record
 
 FITS: dict[tuple[Norm, str, str], tuple[str, tuple[float, float]]] = {
     ("none", "V", "total"): ("fig3a V total below 1, published networks", BELOW),

@@ -16,11 +16,11 @@ from curvlens.papers.experiment import Effort, Experiment, Number, Report, at_wi
 from curvlens.papers.first_paper.depths import depths
 from curvlens.papers.first_paper.growth import SMALL
 from curvlens.papers.first_paper.published import OTHER, networks, whole
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, farthest, sweep, where
 from curvlens.problem import Problem
 from curvlens.report.charts import Chart, Curve, Panel, Slope
+from curvlens.study import Config, Record
 
 SAMPLES = 12
 """Products for a norm: the largest eigenvalues are found first, so that its error is a few parts in a hundred."""

@@ -14,12 +14,12 @@ from curvlens.papers.comparisons import ROUNDING
 from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper.differentiated import apart, flat_hessian
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import negative_share
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import mean, sweep, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 
 def points(effort: Effort) -> list[Config]:

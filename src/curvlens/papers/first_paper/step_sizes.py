@@ -19,11 +19,11 @@ from curvlens.papers.comparisons import DOMINATES, ratio
 from curvlens.papers.draws import stream
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.learners import trained
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import mean, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Curve, Panel
+from curvlens.study import Config, Record
 
 NORMS = {"pre": "Pre-LN", "none": "no norm"}
 RATES = {"one": "one for all", "matrix": "one a matrix", "head": "one a head", "parameter": "one a parameter"}

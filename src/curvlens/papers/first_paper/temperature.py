@@ -17,12 +17,12 @@ from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper.layer import LENGTH, WIDTH, curves, line, norms
 from curvlens.papers.parts import SPLIT
 from curvlens.papers.ranges import LOCAL, following, told
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked, sized
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, grid, sweep
 from curvlens.papers.verdicts import Finding, judged, judged_parts
 from curvlens.report.charts import Chart, Panel, Slope
+from curvlens.study import Config, Record
 
 POWERS = {"T-outer": -2, "T-functional": -1}
 """Of t."""

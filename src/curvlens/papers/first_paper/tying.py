@@ -13,13 +13,13 @@ from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper import growth
 from curvlens.papers.parts import PARTS, SIGNS
 from curvlens.papers.ranges import LOCAL, following, judged_range, told
-from curvlens.papers.records import Config, Record
 from curvlens.papers.setting import SEQUENCES, Weights, hessian_at, weights
 from curvlens.papers.sizes import marked, sized
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, grid, where
 from curvlens.papers.verdicts import Finding
 from curvlens.report.charts import Chart, Curve, Panel
+from curvlens.study import Config, Record
 
 VARIANTS = {"tied": "unembedding tied", "positions": "positions fixed", "both": "tied, positions fixed"}
 CURVES = (("V", "total"), ("Q", "total"), ("Q", "outer"), ("Q", "functional"))

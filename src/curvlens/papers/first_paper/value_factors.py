@@ -13,12 +13,12 @@ from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper.layer import LENGTH
 from curvlens.papers.ranges import LOCAL, Range, following, told
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked, sized
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, grid, sweep, where
 from curvlens.papers.verdicts import Finding, judged
 from curvlens.report.charts import Chart, Panel, Slope
+from curvlens.study import Config, Record
 
 WIDTH, HEADS = 8, 2
 SCALED = {"moment": "M1", "value": "W_O and W_U", "down": "W_O", "up": "W_U"}

@@ -16,13 +16,13 @@ from curvlens.papers.experiment import Effort, Experiment, Number, Report
 from curvlens.papers.first_paper.differentiated import flat_hessian
 from curvlens.papers.first_paper.growth import SMALL, WHOLE
 from curvlens.papers.first_paper.growth import WIDTH as WIDE
-from curvlens.papers.records import Config, Record
 from curvlens.papers.setting import EPS, SEQUENCES, Weights, weights
 from curvlens.papers.sizes import sized
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import Sweep, grid, sweep, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 BEHIND = {
     "unembedding": "the unembedding alone",

@@ -11,12 +11,12 @@ from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.first_paper.layer import BLOCKS, LENGTH, WIDTH, line, norms
 from curvlens.papers.parts import SPLIT, signed
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked
 from curvlens.papers.sources import PAPER
 from curvlens.papers.sweeps import grid, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Curve, Panel
+from curvlens.study import Config, Record
 
 SIZES = (1e-4, 1.0)
 """Of the tokens."""

@@ -12,12 +12,12 @@ from curvlens import assembly
 from curvlens.calculus import attention, bounds, feedforward, norms
 from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked, number
 from curvlens.papers.sources import SECOND
 from curvlens.papers.sweeps import grid, sweep, where
 from curvlens.papers.verdicts import Finding, judged
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 OF = {
     "attention": "attention",

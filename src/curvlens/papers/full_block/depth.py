@@ -13,12 +13,12 @@ from curvlens.papers.comparisons import ratio
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.full_block.matrices import matrices, rows
 from curvlens.papers.learners import trained
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked
 from curvlens.papers.sources import ARTICLE, SECOND
 from curvlens.papers.sweeps import Sweep, sweep, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Curve, Panel
+from curvlens.study import Config, Record
 
 NORMS = {"pre": "Pre-LN", "post": "Post-LN", "none": "no norm"}
 

@@ -13,11 +13,11 @@ from curvlens.papers.comparisons import ratio
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.full_block.matrices import matrices
 from curvlens.papers.learners import trained
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sources import ARTICLE
 from curvlens.papers.sweeps import bars, mean, where
 from curvlens.papers.verdicts import Finding, judged
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 BLOCKS = {"up": "(up, up)", "down": "(down, down)", "between": "(up, down)"}
 HOLLOW = 1e-9

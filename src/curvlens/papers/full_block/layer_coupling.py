@@ -19,11 +19,11 @@ from curvlens.papers.draws import stream
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.full_block.matrices import rows
 from curvlens.papers.learners import trained
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sources import ARTICLE
 from curvlens.papers.sweeps import mean, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Curve, Panel
+from curvlens.study import Config, Record
 
 NORMS = {"pre": "Pre-LN", "post": "Post-LN", "none": "no norm"}
 SOURCES = ("GGN", "norms", "others")

@@ -12,12 +12,12 @@ from curvlens.calculus import norms
 from curvlens.papers.comparisons import ratio
 from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked
 from curvlens.papers.sources import ARTICLE
 from curvlens.papers.sweeps import Sweep, grid, sweep
 from curvlens.papers.verdicts import Finding, judged
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 EPS = 1e-5
 """As PyTorch and the papers have it."""

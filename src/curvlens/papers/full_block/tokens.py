@@ -13,11 +13,11 @@ from torch import Tensor
 from curvlens.papers.comparisons import ratio
 from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sources import ARTICLE
 from curvlens.papers.sweeps import Sweep, grid, sweep, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 LENGTH, WIDTH = 8, 6
 KINDS = {

@@ -15,12 +15,12 @@ from curvlens.papers.comparisons import Ratio, ratio
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.full_block.matrices import matrices, rows
 from curvlens.papers.learners import trained
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked
 from curvlens.papers.sources import ARTICLE
 from curvlens.papers.sweeps import Sweep, mean, sweep, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Curve, Heat, Panel
+from curvlens.study import Config, Record
 
 ROLES = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down", "norm1", "norm2")
 GROUPS = ("layer 1", "layer 2", "tokens", "positions", "norm", "unembed")

@@ -14,11 +14,11 @@ from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.full_block.depth import NORMS
 from curvlens.papers.full_block.matrices import matrices, rows
 from curvlens.papers.learners import trained
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sources import ARTICLE
 from curvlens.papers.sweeps import bars, mean, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 LAYERS = 2
 GROUPS = {"attention": ("attn",), "feed-forward": ("mlp",), "norms": ("norm1", "norm2")}

@@ -12,13 +12,13 @@ from torch import Tensor
 from curvlens.calculus import attention, feedforward, linear_mlp, scalar_attention
 from curvlens.papers.draws import Draws
 from curvlens.papers.experiment import Effort, Experiment, Report
-from curvlens.papers.records import Config, Record
 from curvlens.papers.signs import LEVEL, larger
 from curvlens.papers.slides.scalar_layer import scalar_layer
 from curvlens.papers.sources import SLIDES
 from curvlens.papers.sweeps import where
 from curvlens.papers.verdicts import Finding, all_of, judged_parts
 from curvlens.report.charts import Chart, Curve, Panel
+from curvlens.study import Config, Record
 
 RESIDUALS = (0.1, 1.0, 10.0)
 """Of the targets from the outputs, in units of the outputs' standard deviation."""

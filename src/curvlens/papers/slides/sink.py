@@ -8,7 +8,6 @@ from typing import Any
 from curvlens.calculus import scalar_attention
 from curvlens.papers.comparisons import Ratio, ratio
 from curvlens.papers.experiment import Effort, Experiment, Report
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked
 from curvlens.papers.slides.scalar_layer import scalar_layer
 from curvlens.papers.slides.sensitivity import changes
@@ -16,6 +15,7 @@ from curvlens.papers.sources import SLIDES
 from curvlens.papers.sweeps import Sweep, sweep, where
 from curvlens.papers.verdicts import Finding, all_of, judged_parts
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 FIRST = {1.0: "first token as the others", 5.0: "first token five times as large"}
 

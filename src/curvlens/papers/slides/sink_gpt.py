@@ -14,13 +14,13 @@ from curvlens.operators import hessian
 from curvlens.papers.comparisons import ratio, undecided
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.learners import trained
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked
 from curvlens.papers.sources import SLIDES
 from curvlens.papers.sweeps import Sweep, sweep
 from curvlens.papers.verdicts import Finding, judged
 from curvlens.problem import Problem
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 
 def points(effort: Effort) -> list[Config]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from curvlens.calculus import scalar_attention
 from curvlens.papers.comparisons import ratio
 from curvlens.papers.experiment import Effort, Experiment, Report
-from curvlens.papers.records import Config, Record
 from curvlens.papers.sizes import marked
 from curvlens.papers.slides.scalar_layer import scalar_layer
 from curvlens.papers.slides.sensitivity import changes
@@ -20,6 +19,7 @@ from curvlens.papers.sources import SLIDES
 from curvlens.papers.sweeps import Sweep, grid, sweep, where
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Panel
+from curvlens.study import Config, Record
 
 EXACT = 1e-10
 """Of the largest eigenvalue: eigenvalues that are closer are the same but for rounding."""

@@ -1,0 +1,86 @@
+"""Which one number of a finding stands beside its verdict, and what it is.
+
+A number is cut out of the text of the finding, by the words around it: no number is typed in here. Where the words are
+not there, as in quick settings, no number is shown.
+"""
+
+from __future__ import annotations
+
+import re
+
+from curvlens.papers.verdicts import Finding
+
+_VALUE = r"[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?%?"
+_NUMBER = rf"({_VALUE}(?: ± {_VALUE}| \({_VALUE} to {_VALUE}\)| to {_VALUE}| of {_VALUE})?)"
+
+HEADLINES = {
+    "entries": ("orders of magnitude at σ = 0.2", "in a seed: … # (σ = 0.2)"),
+    "growth-value": ("power for σ ≤ 0.1", "σ^# for σ ≤ 0.1"),
+    "growth-query": ("power for σ ≤ 0.1", "σ^# for σ ≤ 0.1"),
+    "growth-practical": ("slopes of H(Q), predicted 5", "H(Q) # (5"),
+    "growth-query-outer": ("power for σ ≤ 0.1", "σ^# for σ ≤ 0.1"),
+    "growth-all": ("power of H_f(Q,K), predicted 3", "H_f(Q,K) # (3"),
+    "growth-tied": ("power of H(V), predicted 2", "H(V) #,"),
+    "growth-positions": ("power of H(V), predicted 2", "H(V) #,"),
+    "value-functional": ("of ‖H(V)‖ before a GELU MLP", "a GELU MLP: # at σ = 0.01"),
+    "jacobians": ("power of ∂F/∂W_Q, predicted 3", "∂F/∂W_Q # (3"),
+    "outer-large": ("‖H_o‖/‖H_f‖ over the residual", "of the residual: # for the whole"),
+    "pre-ln": ("difference of slopes, without: 3", "a difference of #;"),
+    "moments": ("power of H_f(Q,Q), predicted 3", "H_f(Q,Q) # (3"),
+    "even-at-start": ("of the largest entropy, largest d_K", "variance 1/d_K: … #, the last"),
+    "similar": ("times as large, H_o, even", ", # times as large"),
+    "dispersed": ("share, 12 tokens of size 4", "tokens of size 4: … # over 12"),
+    "one-hot": ("layers", "in # layers"),
+    "weights": ("largest distance of a power", "predictions by up to # (to be met"),
+    "linear-blocks": ("power of H_o(Q,Q), predicted 6", "H_o(Q,Q) #,"),
+    "softmax-entries": ("orders of magnitude apart", "are # orders of magnitude apart"),
+    "softmax-query": ("orders of magnitude, query", "in a seed by # (query)"),
+    "softmax-indefinite": ("negative share, query, at least", "with softmax at least # (Q)"),
+    "table-1": ("power of H_o, predicted 6", "linear attention: H_o #,"),
+    "depth-linear": ("last of 3 layers, predicted 54", "last layer of 3: # (54)"),
+    "depth-mlp": ("power farthest from 2", "farthest from 2 is #;"),
+    "cnn": ("power of H_o, MLP: 2", "linear CNN: H_o #,"),
+    "deep-same": ("distance for σ from 0.1 to 1", "# for σ from 0.1 to 1;"),
+    "deep-lower": ("of pairs, H_o(Q)", "# (H_o(Q):"),
+    "deep-beyond": ("more in H(V) with two layers", "beside a single layer #,"),
+    "deep-top": ("slope of H(Q), predicted 5", "H(Q), predicted 5: #,"),
+    "deep-value-functional": ("‖H_f(V)‖/‖H_o(V)‖", "below the top is #;"),
+    "temperature": ("power of the T-outer part", "falls with t^# and"),
+    "t-pairs": ("of the largest is left in pairs", "in pairs to # of the largest"),
+    "t-rank": ("layers exceed it", "Exceeded in # layers"),
+    "single-matrix": ("largest distance", "differentiation, to #;"),
+    "t-bulk": ("share for d_K = 2, σ = 1", "d_K = 2: … # (σ = 1)"),
+    "heads": ("entries of H_f left, most heads", "not zero … #; ‖H_f‖/‖H_o‖"),
+    "low-rank-value": ("of ‖H_f‖, 1 head", "at most # (heads: 1)"),
+    "low-rank-moment": ("power of M1", "to the power # for factors"),
+    "one-rate": ("condition, one a matrix over one for all", "over one for all #,"),
+    "scalar-bulk": ("outside, d_K = 8", "d_K = 8: … outside in #,"),
+    "scalar-condition": ("times larger, d_K = 2", "d_K = 2: #;"),
+    "ggn-top": ("apart, scalar attention, residual 0.1", "scalar attention: #,"),
+    "sink-scalar": ("of the bulk at a bias of 4", "4: #;"),
+    "outlier-activations": ("times the bulk", "bulk #,"),
+    "sink-gpt": ("times for each unit of bias", "for each unit of bias, by #"),
+    "depth-growth": ("times ‖H‖, most layers over one, Pre-LN", "Pre-LN #;"),
+    "bound": ("points above the bound", "a bound below the truth: # from norms"),
+    "norm-bounded": ("times its value at a spread of 1", ", # times its value"),
+    "relu-simple": ("of ‖GGN‖ in (up, down)", "(up, down) #;"),
+    "norm-couples": ("times, Pre-LN over no norm", "over without: Pre-LN #;"),
+    "softmax-couples": ("times, softmax over attention held", "Softmax over the others: softmax, attention held #"),
+    "diagonal-network": ("of its row, layer 1", "layer 1 #;"),
+    "zero-blocks": ("zero blocks of pairs, at most", "at most # have a zero block"),
+    "training-phases": ("times as fast at first", "a random walk has 1: #;"),
+    "diagonal": ("of its row, attention, Pre-LN", "attention #,"),
+}
+"""By claim: what the number is, and the words around it: # is the number, … any words."""
+
+
+def headline(finding: Finding) -> tuple[str, str]:
+    """The number of a finding with its error, and what it is; two empty texts if there is none.
+
+    >>> headline(Finding("softmax-query", "holds", "Softmax moves it in a seed by -1.57 ± 0.01 (query)."))
+    ('-1.57 ± 0.01', 'orders of magnitude, query')
+    """
+    label, around = HEADLINES.get(finding.claim, ("", ""))
+    pattern = re.escape(around).replace(r"\#", _NUMBER).replace("…", ".*?")
+    found = re.search(pattern, finding.measured) if around else None
+    return (found[1], label) if found else ("", "")

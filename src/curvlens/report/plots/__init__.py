@@ -1,0 +1,62 @@
+"""``result.plot()``: a picture of each kind of result, as an Altair chart.
+
+One colour for one part on every picture: H ink, G blue, F orange. Sizes are on a logarithm. Numbers of both signs are
+on one that is mirrored at 0. What is uncertain looks so: bands, whiskers, marks in cells.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from curvlens import files
+from curvlens.errors import CurvlensError, a_kind
+from curvlens.report.plots import curves, heat, modules, spectrum
+from curvlens.report.plots.frame import styled
+from curvlens.report.plots.writing import KINDS, content
+from curvlens.report.profile_page import icicle
+from curvlens.results import ByBlock, Density, Eigs, Estimate, Profile, Propagation, Result, Solution
+
+_DRAWN: dict[type[Result], Callable[..., Any]] = {
+    ByBlock: heat.blocks,
+    Eigs: spectrum.eigenvalues,
+    Density: spectrum.density,
+    Propagation: curves.propagation,
+    Solution: curves.residuals,
+    Profile: modules.modules,
+    Estimate: curves.histogram,
+}
+
+
+def plot(result: Result, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
+    """A picture of a result, an ``altair.Chart``; also written to a file if a path is given.
+
+    Blocks: a heat map, layer × role, or layer × head for ``by="head"``. Eigenvalues and densities: histogram, sorted,
+    cumulative. Of `Eigs`, ``what="mass"`` shows in which blocks the vectors live. Propagation: curves over the layers;
+    ``quantity`` is trace, frobenius, top or bottom. A profile written to an ``.html`` file is the icicle.
+    """
+    kind = _kind(path)
+    if isinstance(result, Profile) and kind == "html":
+        assert path is not None
+        files.write(Path(path), icicle(result, **options))
+        return None
+    for known, draw in _DRAWN.items():
+        if isinstance(result, known):
+            chart = styled(draw(result, **options))
+            if path is not None and kind is not None:
+                files.write(Path(path), content(chart, kind, result))
+            return chart
+    raise CurvlensError(f"There is no picture of {a_kind(result)}.")
+
+
+def _kind(path: str | os.PathLike[str] | None) -> str | None:
+    if path is None:
+        return None
+    kind = Path(path).suffix.removeprefix(".").lower()
+    if kind not in KINDS:
+        raise CurvlensError(f"{os.fspath(path)!r} is no name of a picture: it has to end in .{', .'.join(KINDS)}.")
+    if not Path(path).parent.is_dir():
+        raise CurvlensError(f"There is no folder {str(Path(path).parent)!r} for {Path(path).name!r}.")
+    return kind

@@ -1,0 +1,46 @@
+"""What all pictures share: Altair, colours and style, and records that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from curvlens.errors import CurvlensError
+
+INK, BLUE, ORANGE = "#3b4252", "#0072b2", "#d55e00"
+GAP = "#fefefe"
+"""Between cells: the colour of the page, which its dark theme exchanges, as it does the ink."""
+PARTS = {"hessian": INK, "ggn": BLUE, "functional": ORANGE}
+CELL = 26
+"""Pixels of a cell of a heat map."""
+
+
+def altair() -> Any:
+    """Altair, or how to install it."""
+    try:
+        import altair
+    except ImportError as error:
+        raise CurvlensError("plot() needs Altair. Install it: pip install 'curvlens[report]'.") from error
+    return altair
+
+
+def styled(chart: Any) -> Any:
+    """In the style of all charts."""
+    return (
+        chart.configure_view(stroke=None)
+        .configure_axis(
+            labelColor=INK, titleColor=INK, titleFontWeight="normal", gridColor="#e5e9f0", domainColor="#aeb6c4"
+        )
+        .configure_title(anchor="start", color=INK, fontWeight="normal", fontSize=12)
+        .configure_legend(titleFontWeight="normal", labelColor=INK, titleColor=INK)
+    )
+
+
+def data(records: Sequence[dict[str, Any]]) -> Any:
+    """Records as they are; no number that JSON does not have."""
+    clean = [
+        {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in record.items()}
+        for record in records
+    ]
+    return altair().Data(values=clean)

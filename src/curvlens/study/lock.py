@@ -1,0 +1,40 @@
+"""One process at a time writes to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from curvlens.errors import CurvlensError
+
+NAME = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if it is not there. The system releases it when the process ends."""
+    from filelock import FileLock, Timeout  # 35 ms, and nobody who only reads needs it
+
+    file = folder / NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A link is not followed: what it points to is not ours to write to. filelock opens with O_NOFOLLOW where
+        # the system has it; elsewhere this look has to do.
+        if file.is_symlink():
+            raise CurvlensError(f"{str(folder)!r} cannot hold results: {str(file)!r} is a link. Remove it.")
+        lock = FileLock(file, timeout=0, thread_local=False)
+        lock.acquire()
+    except Timeout:
+        raise CurvlensError(
+            f"Another process is writing results to {str(folder)!r}. Wait for it, or give another folder."
+        ) from None
+    except OSError as error:
+        why = "there is a file of this name" if isinstance(error, FileExistsError) else error.strerror
+        raise CurvlensError(
+            f"{str(folder)!r} cannot hold results: {why}. Give a folder that can be written to."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

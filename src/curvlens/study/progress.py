@@ -1,0 +1,66 @@
+"""How far a run is, and how long it will take: from the measured seconds of units of the same kind."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from curvlens.study.budget import readable_time
+from curvlens.study.unit import Record, Unit
+
+
+@dataclass(frozen=True)
+class StudyProgress:
+    """After a unit: how far the run is."""
+
+    done: int
+    """Units that ended, with a record or with an error."""
+    total: int
+    elapsed: float
+    """Seconds since the run began."""
+    left: float | None
+    """Seconds that the other units will take, estimated; None as long as no unit was measured."""
+    last: str
+    """The kind of the unit that ended last."""
+
+    def __str__(self) -> str:
+        left = "" if self.left is None else f", about {readable_time(self.left)} left"
+        return f"{self.done} of {self.total} units, last of {self.last}{left}"
+
+
+class Pace:
+    """Mean seconds of the units of each kind."""
+
+    def __init__(self, measured: Iterable[Record], jobs: int) -> None:
+        self._seconds, self._count = Counter[str](), Counter[str]()
+        self._jobs, self._start = jobs, time.monotonic()
+        for record in measured:
+            self.learn(record)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._start
+
+    def learn(self, record: Record) -> None:
+        """Take one more measured unit into account; a table has no times."""
+        if record.seconds > 0:
+            self._seconds[record.kind] += record.seconds  # type: ignore[assignment]
+            self._count[record.kind] += 1
+
+    def expected(self, unit: Unit) -> float | None:
+        """Seconds of a unit: the mean of its kind, else the mean of all; None if nothing was measured."""
+        for seconds, count in (
+            (self._seconds[unit.kind], self._count[unit.kind]),
+            (self._seconds.total(), self._count.total()),
+        ):
+            if count:
+                return seconds / count
+        return None
+
+    def left(self, units: Iterable[Unit]) -> float | None:
+        """Seconds for all of these units, on all processes together."""
+        each = [self.expected(unit) for unit in units]
+        return None if None in each else sum(seconds for seconds in each if seconds is not None) / self._jobs

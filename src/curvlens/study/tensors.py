@@ -1,0 +1,159 @@
+"""Tensors beside the rows: one safetensors file a record, named by the SHA-256 of its content.
+
+A file is written whole, and before the row that names it: a row never names tensors that are not there. It is read when
+a tensor is first asked for, and only believed if its content has the sum that the row says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from curvlens import files
+from curvlens.errors import CurvlensError, listing
+from curvlens.memory import readable
+
+FOLDER = "tensors"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_UNFINISHED = re.compile(r"\.curvlens-[0-9a-f]{16}\.new")
+"""What `files.write` writes to until a file is whole; a killed process leaves it behind."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a row says of its tensors."""
+
+    sha256: str
+    size: int
+    names: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is in a row."""
+        return {"sha256": self.sha256, "bytes": self.size, "names": list(self.names)}
+
+    @classmethod
+    def of(cls, content: Any) -> Stored:
+        """From a row; a ValueError if it says something else."""
+        if not isinstance(content, dict) or content.keys() != {"sha256", "bytes", "names"}:
+            raise ValueError("its tensors have other entries than sha256, bytes and names")
+        sha256, size, names = content["sha256"], content["bytes"], content["names"]
+        if type(sha256) is not str or not _DIGEST.fullmatch(sha256) or type(size) is not int or size < 0:
+            raise ValueError("its tensors have no SHA-256 or no size")
+        if not isinstance(names, list) or not all(type(name) is str for name in names):
+            raise ValueError("the names of its tensors are no texts")
+        return cls(sha256, size, tuple(names))
+
+    @staticmethod
+    def behind(tensors: Mapping[str, Tensor]) -> Stored | None:
+        """What is stored of the tensors of a record; None if there are none."""
+        return tensors.stored if isinstance(tensors, OnDisk) else packed(tensors)[0] if tensors else None
+
+    def none(self) -> Mapping[str, Tensor]:
+        """Where only the numbers of a row are wanted."""
+        return {}
+
+
+class OnDisk(Mapping[str, Tensor]):
+    """The tensors of a stored record. Names are known; the first tensor asked for reads the file."""
+
+    def __init__(self, folder: Path, stored: Stored) -> None:
+        self.file, self.stored = path(folder, stored), stored
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.stored.names:
+            raise KeyError(name)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored.names)
+
+    def __len__(self) -> int:
+        return len(self.stored.names)
+
+    def __repr__(self) -> str:
+        return f"<{listing(self.stored.names)} in {str(self.file)!r}>"
+
+    @cached_property
+    def _read(self) -> dict[str, Tensor]:
+        try:
+            content = files.read(self.file, self.stored.size)
+        except FileNotFoundError:
+            raise self._error("is missing") from None
+        except OSError as error:
+            raise self._error(f"cannot be read: {error.strerror}") from error
+        except CurvlensError as error:
+            raise self._error(f"is not the file that was stored: {error}") from error
+        if len(content) < self.stored.size:
+            raise self._error(f"is cut off: {readable(len(content))} of {readable(self.stored.size)} are there")
+        if hashlib.sha256(content).hexdigest() != self.stored.sha256:
+            raise self._error("was changed: its content does not have the stored SHA-256")
+        try:
+            found: dict[str, Tensor] = load(content)
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise self._error(f"is no safetensors file: {error}") from error
+        if found.keys() != set(self.stored.names):
+            raise self._error(f"holds other tensors: {listing(sorted(found))}")
+        return found
+
+    def _error(self, what: str) -> CurvlensError:
+        return CurvlensError(
+            f"{str(self.file)!r} {what}. It holds the tensors {listing(self.stored.names)} of a record. Copy the file "
+            "from where the study was computed, or delete the row that names it and compute the unit again."
+        )
+
+
+def path(folder: Path, stored: Stored) -> Path:
+    """Where the tensors of a record are."""
+    return folder / FOLDER / f"{stored.sha256}.safetensors"
+
+
+def packed(tensors: Mapping[str, Tensor]) -> tuple[Stored, bytes]:
+    """Tensors as a file, on the CPU, and what a row says of it: the same for the same bits."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            kind = type(tensor).__name__
+            raise CurvlensError(f"tensors[{name!r:.40}] is of type {kind}. Give names with tensors, as {{'v': v}}.")
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise CurvlensError(f"tensors[{name!r:.40}] is sparse or quantised. Store t.to_dense() or t.dequantize().")
+    try:
+        # clones: safetensors refuses tensors that share memory
+        content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    except (KeyError, ValueError, SafetensorError) as error:
+        kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
+        raise CurvlensError(
+            f"Tensors of {', '.join(kinds)} cannot be stored by safetensors. Store real and imaginary part: "
+            "torch.view_as_real(tensor)."
+        ) from error
+    return Stored(hashlib.sha256(content).hexdigest(), len(content), tuple(sorted(tensors))), content
+
+
+def write(folder: Path, stored: Stored, content: bytes) -> None:
+    """Put a whole file there, unless it is there; a damaged one of its name is moved away. May be an OSError."""
+    file = path(folder, stored)
+    file.parent.mkdir(exist_ok=True)
+    if os.path.lexists(file):
+        with suppress(OSError, CurvlensError):
+            if files.read(file, stored.size) == content:
+                return
+        files.set_aside(file)
+    files.write(file, content)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left half written; for the one process that writes."""
+    if (folder / FOLDER).is_dir():
+        for file in (folder / FOLDER).iterdir():
+            if _UNFINISHED.fullmatch(file.name):
+                file.unlink(missing_ok=True)
