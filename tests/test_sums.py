@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 import curvlens as cl
 import small
 from curvlens._evaluation.reducer import Reducer
+from curvlens._evaluation.sums import Number, summed
 from curvlens.operators.modules import module_part, recordings_of
 
 SOURCE = Path(cl.__file__).parent
@@ -155,3 +157,23 @@ def test_there_is_one_cache() -> None:
     assert calls("Graph") == {"_evaluation/cache.py", "checkup/differences.py"}
     assert calls("Cache") == {"_evaluation/evaluation.py"}
     assert calls("Meter") == {"_evaluation/meter.py"}
+
+
+@pytest.mark.parametrize("make", ["graphs", "recordings"])
+def test_an_error_leaves_no_generator_behind(make: str) -> None:
+    """A generator of graphs sets states of torch. Freed with a traceback, it would reset them at any later time."""
+    evaluation = problem_of(slice(None))._evaluation
+    items = evaluation.cache.graphs(evaluation.layout.names) if make == "graphs" else evaluation.cache.recordings()
+
+    def fails(item: object, j: int) -> float:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        summed(evaluation, items, fails, [Number()])
+    torch._C._set_fwd_grad_enabled(False)
+    try:
+        del caught, items
+        gc.collect()
+        assert not torch._C._is_fwd_grad_enabled()
+    finally:
+        torch._C._set_fwd_grad_enabled(True)

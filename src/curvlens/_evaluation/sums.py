@@ -9,6 +9,7 @@ one division by the count of all tokens. The terms of this process are added in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -53,15 +54,20 @@ def summed(
     """Add ``term(item, j)`` to ``totals[j]`` for every item and j; the count to divide by.
 
     ``items`` has one for each piece of the data. Each is given up before the next one is made. ``tick`` is called after
-    every term.
+    every term. A generator is closed also after an error: it sets states of torch while it runs, and would reset them
+    when the traceback is freed, in the middle of another computation.
     """
-    count = 0.0
-    for item in items:
-        for j, total in enumerate(totals):
-            total.add(term(item, j))
-            tick()
-        count += item.count
-        del item  # before the next one is made
+    count, each = 0.0, iter(items)
+    try:
+        for item in each:
+            for j, total in enumerate(totals):
+                total.add(term(item, j))
+                tick()
+            count += item.count
+            del item  # before the next one is made
+    finally:
+        if isinstance(each, GeneratorType):
+            each.close()
     for total in totals:
         total.reduce(evaluation.reducer)
     (count,) = evaluation.reducer.numbers([count])
