@@ -153,6 +153,22 @@ class CrossEntropy(Loss):
             )
         return token_losses.double().sum(), count
 
+    def by_token(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss of every token (NaN where it does not count), its label, and the class that the model prefers.
+
+        All have the shape of the outputs without the axis of the classes. Labels that are probabilities count as their
+        largest class.
+        """
+        logits, targets = self._rows(outputs, batch)
+        labels = targets.argmax(-1) if targets.is_floating_point() else targets
+        losses = F.cross_entropy(
+            logits.double(), targets.double() if targets.is_floating_point() else targets,
+            ignore_index=self.ignore_index, reduction="none",
+        )  # fmt: skip
+        counted = losses.where(labels != self.ignore_index, float("nan"))
+        shape = outputs.movedim(self.class_dim, -1).shape[:-1]
+        return counted.reshape(shape), labels.reshape(shape), logits.argmax(-1).reshape(shape)
+
     def _in_rows(self, outputs: Tensor, batch: Batch, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """``apply(logits, mass)`` on (tokens, classes), put back into the layout of the outputs."""
         logits, targets = self._rows(outputs, batch)

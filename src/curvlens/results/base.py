@@ -170,6 +170,17 @@ def load(path: str | os.PathLike[str]) -> Any:
         raise CurvlensError(f"{str(text)!r} is no complete {kind}: {error}.") from error
 
 
+def to_plain(result: Result) -> tuple[Any, dict[str, Tensor]]:
+    """A result as plain values for JSON, and the tensors that these name: for a store of one's own."""
+    tensors: dict[str, Tensor] = {}
+    return _split(result, tensors), tensors
+
+
+def from_plain(document: Any, tensors: dict[str, Tensor] | None = None) -> Any:
+    """The inverse of `to_plain`."""
+    return _join(document, tensors or {}, old=False)
+
+
 def claim(path: str | os.PathLike[str]) -> Path:
     """The file that ``save(path)`` writes; an error if something is there that ``save`` did not write."""
     text = _json_file(path)

@@ -1,0 +1,116 @@
+"""Estimates as rows of a study, and independent estimates of one number as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from curvlens.results import Estimate, Status
+
+Row = list[float]
+"""Value, standard error, samples, degrees of freedom, whether it is positive, its computed part."""
+
+
+def row(estimate: Estimate) -> Row:
+    """An estimate as plain numbers."""
+    numbers = float(estimate.value), float(estimate.stderr), float(estimate.samples), float(estimate.dof)
+    return [*numbers, float(estimate.positive), float(estimate.fixed)]
+
+
+def estimate(numbers: Row, status: Status = Status.SAMPLED) -> Estimate:
+    """The inverse of `row`."""
+    value, stderr, samples, dof, positive, fixed = numbers
+    return Estimate(
+        torch.tensor(value, dtype=torch.float64),
+        torch.tensor(stderr, dtype=torch.float64),
+        int(samples),
+        dof,
+        positive=bool(positive),
+        fixed=fixed,
+        status=status,
+    )
+
+
+def pooled(rounds: Sequence[Estimate]) -> Estimate:
+    """The mean of independent estimates, weighted by their samples; an exact one is the answer.
+
+    Degrees of freedom by Welch and Satterthwaite. Of norms use `pooled_norm`.
+    """
+    exact = [each for each in rounds if each.exact]
+    if exact or len(rounds) == 1:
+        return exact[0] if exact else rounds[0]
+    total = float(sum(each.samples for each in rounds))
+    weights = [each.samples / total for each in rounds]
+    value = sum(w * float(each.value) for w, each in zip(weights, rounds, strict=True))
+    terms = [(w * float(each.stderr)) ** 2 for w, each in zip(weights, rounds, strict=True)]
+    variance = sum(terms)
+    below = sum(t * t / each.dof for t, each in zip(terms, rounds, strict=True))
+    return replace(
+        rounds[0],
+        value=torch.tensor(value, dtype=torch.float64),
+        stderr=torch.tensor(math.sqrt(variance), dtype=torch.float64),
+        samples=int(total),
+        dof=variance * variance / below if below else rounds[0].dof,
+    )
+
+
+def pooled_norm(rounds: Sequence[Estimate]) -> Estimate:
+    """The same of norms. Their squares are pooled, which are unbiased."""
+    if len(rounds) == 1 or any(each.exact for each in rounds):
+        return pooled(rounds)
+    return _root(pooled([_square(each) for each in rounds]), rounds[0].fixed)
+
+
+def difference(one: Estimate, other: Estimate) -> Estimate:
+    """one − other, of independent samples."""
+    variances = [float(one.stderr) ** 2, float(other.stderr) ** 2]
+    below = sum(v * v / each.dof for v, each in zip(variances, (one, other), strict=True))
+    return Estimate(
+        one.value - other.value,
+        torch.tensor(math.sqrt(sum(variances)), dtype=torch.float64),
+        one.samples + other.samples,
+        sum(variances) ** 2 / below if below else math.inf,
+    )
+
+
+def total(parts: Sequence[Estimate]) -> Estimate:
+    """The sum of independent estimates."""
+    variances = [float(each.stderr) ** 2 for each in parts]
+    below = sum(v * v / each.dof for v, each in zip(variances, parts, strict=True))
+    return Estimate(
+        torch.stack([each.value for each in parts]).sum(),
+        torch.tensor(math.sqrt(sum(variances)), dtype=torch.float64),
+        sum(each.samples for each in parts),
+        sum(variances) ** 2 / below if below else math.inf,
+    )
+
+
+def shown(estimate: Estimate) -> dict[str, Any]:
+    """For the page: value, error, ends of the 95 % interval, samples, whether it is exact."""
+    low, high = estimate.interval()
+    numbers = {"value": estimate.value, "stderr": estimate.stderr, "low": low, "high": high}
+    plain = {name: _finite(float(number)) for name, number in numbers.items()}
+    return {**plain, "samples": estimate.samples, "exact": estimate.exact and not float(estimate.stderr)}
+
+
+def enclosed(value: float, residual: float) -> dict[str, Any]:
+    """For the page: an eigenvalue with its residual. One lies within it: a bound, not a standard error."""
+    return {"value": value, "bound": residual, "low": value - residual, "high": value + residual, "exact": False}
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _square(norm: Estimate) -> Estimate:
+    return replace(norm, value=norm.value.square(), stderr=2 * norm.value * norm.stderr, positive=False, fixed=0.0)
+
+
+def _root(square: Estimate, fixed: float) -> Estimate:
+    size = square.value.clamp(min=0).sqrt()
+    stderr = square.stderr / (2 * size.clamp(min=1e-300))
+    return replace(square, value=size, stderr=stderr, positive=True, fixed=fixed)

@@ -1,0 +1,197 @@
+"""In what order an analysis measures: every panel coarsely, then finer, where the largest errors are.
+
+A step is a unit of work with its cost in gradients. Costs are fixed numbers, so that a budget of gradients does the
+same steps on every machine, and after any interruption. The schedule looks at what was measured so far: it is a
+generator, and asks `Known` before each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from curvlens.analysis.known import Known
+from curvlens.study import Unit
+
+PRODUCT, GGN_PRODUCT, BACKWARD, FORWARD = 2.2, 1.5, 0.7, 0.4
+"""Gradients of a product with H, with G, of a backward pass through a kept graph, and of a forward pass."""
+BLOCK = 0.8
+"""Of a product with one block of H: autograd leaves out what other blocks need."""
+REVISION = 1
+CLOSE = 0.25
+"""An error below this part of max(|cell|, LEAST of the largest cell) is small enough."""
+LEAST = 0.01
+MOST_ROUNDS = 64
+
+
+@dataclass(frozen=True)
+class Step:
+    """A unit, the stage of the plan that it belongs to, and its cost in gradients."""
+
+    stage: str
+    unit: Unit
+    cost: float
+
+
+STAGES = {
+    "start": "loss, gradient, accuracy, shuffled input, doctor",
+    "ggn": "traces and norms of all blocks of G, from the same backward passes",
+    "ends": "largest and smallest eigenvalue of H, with vectors",
+    "panels": "lines, tokens, stability, noise, profile, depth, attention: a first look",
+    "blocks": "trace and norm of the blocks of H, largest first, one by one",
+    "density": "spectral density of H and G",
+    "sharp": "more and sharper eigenvalues, finer profile",
+    "block ends": "largest and smallest eigenvalue of blocks, largest trace first",
+    "spectra": "densities by role and of single blocks; heads",
+}
+"""What each stage will know."""
+
+
+def unit(kind: str, **config: Any) -> Unit:
+    """A unit of an analysis."""
+    return Unit(kind, REVISION, config)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What the schedule has to know of a problem."""
+
+    blocks: Mapping[str, int]
+    """Sizes by name."""
+    roles: Sequence[str]
+    """Roles that several layers have."""
+    layers: Mapping[str, str]
+    """The module path of each layer."""
+    has_ggn: bool
+    has_heads: bool
+    has_optimizer: bool
+    samples: int
+    """Samples of the data."""
+    seed: int
+    budget: float
+    """In gradients; infinite without one."""
+    minimal: bool = False
+
+
+def schedule(of: Outline, known: Known) -> Iterator[Step]:
+    """All steps, in their order. Each part of it takes its share of the budget and no more."""
+    yield from _start(of)
+    yield from _ggn(of, known, rounds=1)
+    yield from _ends(of, k=1, tol=5e-2, most=24)
+    yield from _block_sizes(of, known, share=0.12, samples=4, once=True)
+    if not of.minimal:
+        yield from _first_look(of, known)
+    yield Step("density", _density(of, "H", probes=1, steps=20), 20 * PRODUCT)
+    # finer
+    yield from _block_sizes(of, known, share=0.45, samples=4)
+    yield from _ggn(of, known, rounds=8, share=0.5)
+    yield from _sharper(of, known)
+    yield from _block_ends(of, known, share=0.8)
+    yield from _spectra(of, known, share=0.9)
+    yield from _block_sizes(of, known, share=1.0, samples=16)
+    yield from _block_ends(of, known, share=1.0)
+
+
+def _start(of: Outline) -> Iterator[Step]:
+    yield Step("start", unit("clock"), 6.0)
+    yield Step("start", unit("start"), 1.5)
+    yield Step("start", unit("sanity", seed=of.seed), 1.0)
+    yield Step("start", unit("doctor"), 15.0)
+
+
+def _ggn(of: Outline, known: Known, rounds: int, share: float = 1.0) -> Iterator[Step]:
+    """Traces of G until their errors are small, twice as many samples in each round."""
+    if not of.has_ggn:
+        return
+    for number in range(rounds):
+        samples = 8 << min(number, 3)
+        if number and (known.settled("G", CLOSE, LEAST) or known.cost > share * of.budget):
+            return
+        config = {"samples": samples, "seed": _seed(of, number), "norms": True}
+        yield Step("ggn", unit("ggn", **config), 2 * samples * BACKWARD)
+
+
+def _ends(of: Outline, k: int, tol: float, most: int) -> Iterator[Step]:
+    config = {"operator": "H", "k": k, "tol": tol, "most": most, "seed": of.seed}
+    yield Step("ends" if k == 1 else "sharp", unit("eigs", **config), most * PRODUCT * (1.0 if k == 1 else 0.8))
+
+
+def _block_sizes(of: Outline, known: Known, *, share: float, samples: int, once: bool = False) -> Iterator[Step]:
+    """Blocks of H: each once, largest trace of G first; then those that need the fewest samples to be close."""
+    while known.cost < share * of.budget:
+        name = known.next_block(once=once, close=CLOSE, least=LEAST)
+        if name is None:
+            return
+        number = known.rounds(name)
+        if number >= MOST_ROUNDS:
+            return
+        some = min(samples << min(number, 2), of.blocks[name])
+        config = {"operator": "H", "block": name, "samples": some, "seed": _seed(of, number)}
+        yield Step("blocks", unit("block", **config), some * BLOCK)
+
+
+def _first_look(of: Outline, known: Known) -> Iterator[Step]:
+    yield Step("panels", unit("whole", operator="H", samples=6, seed=_seed(of, 0)), 6 * PRODUCT)
+    for which, number in known.extremes():
+        vector = [known.vectors_key, number]
+        yield Step("panels", unit("line", vector=vector), 24 * FORWARD + 1 + PRODUCT)
+        radius = known.radius(vector)
+        if radius:
+            yield Step("panels", unit("tokens", vector=vector, radius=radius, most=12), 2 * FORWARD)
+    if of.has_optimizer:
+        yield Step("panels", unit("stability", tol=5e-2), 16 * PRODUCT)
+    yield Step("panels", unit("noise", samples=min(of.samples, 64), seed=of.seed), 1.0 + min(of.samples, 64) / of.samples)
+    yield Step("panels", unit("profile", samples=4, seed=of.seed), 24.0)
+    for path in of.layers.values():
+        yield Step("panels", unit("depth", path=path, samples=6, seed=of.seed), 6 * (PRODUCT + GGN_PRODUCT) / 2)
+    yield Step("panels", unit("attention"), 1.0)
+    parts = min(of.samples, 4)
+    for part in range(parts if parts > 1 else 0):
+        config = {"part": part, "of": parts, "samples": 8, "seed": of.seed}
+        yield Step("panels", unit("spread", **config), (1.5 + 8 * BACKWARD) / parts)
+
+
+def _density(of: Outline, letter: str, *, probes: int, steps: int, role: str = "", block: str = "") -> Unit:
+    config = {"operator": letter, "role": role, "block": block, "probes": probes, "steps": steps, "seed": of.seed}
+    return unit("density", **config)
+
+
+def _sharper(of: Outline, known: Known) -> Iterator[Step]:
+    yield from _ends(of, k=5, tol=1e-3, most=80)
+    yield Step("density", _density(of, "H", probes=2, steps=40), 80 * PRODUCT)
+    if of.has_ggn:
+        config = {"operator": "G", "k": 1, "tol": 1e-2, "most": 40, "seed": of.seed}
+        yield Step("sharp", unit("eigs", **config), 30 * GGN_PRODUCT)
+        yield Step("density", _density(of, "G", probes=2, steps=40), 80 * GGN_PRODUCT)
+        yield Step("sharp", unit("whole", operator="F", samples=16, seed=_seed(of, 1)), 16 * PRODUCT)
+    yield Step("sharp", unit("whole", operator="H", samples=16, seed=_seed(of, 1)), 16 * PRODUCT)
+    if not of.minimal:
+        yield Step("sharp", unit("profile", samples=16, seed=of.seed), 96.0)
+
+
+def _block_ends(of: Outline, known: Known, share: float) -> Iterator[Step]:
+    for name in known.largest():
+        for letter in ("H", "G") if of.has_ggn else ("H",):
+            if known.cost >= share * of.budget:
+                return
+            config = {"operator": letter, "block": name, "tol": 2e-2, "most": 40, "seed": of.seed}
+            yield Step("block ends", unit("ends", **config), 14 * BLOCK)
+
+
+def _spectra(of: Outline, known: Known, share: float) -> Iterator[Step]:
+    if of.has_ggn and of.has_heads:
+        yield Step("spectra", unit("ggn-heads", samples=16, seed=_seed(of, 0)), 16 * BACKWARD)
+    for role in of.roles:
+        if known.cost >= share * of.budget:
+            return
+        yield Step("spectra", _density(of, "H", probes=1, steps=30, role=role), 30 * PRODUCT)
+    for name in known.largest():
+        if known.cost >= share * of.budget:
+            return
+        yield Step("spectra", _density(of, "H", probes=1, steps=30, block=name), 30 * BLOCK)
+
+
+def _seed(of: Outline, number: int) -> int:
+    """Rounds have seeds of their own; those of two analyses with other seeds do not meet."""
+    return of.seed * 1_000_003 + number

@@ -1,0 +1,272 @@
+"""What measured numbers say: rules, each of which gives a sentence with its numbers, or none.
+
+A sentence is written only if the errors support it. Each names the panel of the page that shows its evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Content = Mapping[str, Any]
+Number = Mapping[str, Any]
+"""A number of an analysis: value, and stderr or bound, and the ends of its interval."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One thing that the numbers say."""
+
+    text: str
+    panel: str
+    """The id of the section that shows its evidence."""
+    tone: Literal["", "good", "warn", "bad"] = ""
+
+
+def sentences(content: Content) -> list[Sentence]:
+    """All sentences that the numbers of an analysis support."""
+    return [sentence for rule in RULES for sentence in rule(content)]
+
+
+def shuffled_input(content: Content) -> Iterator[Sentence]:
+    """A model that reads its input has a higher loss on shuffled input."""
+    loss, twin = content.get("point", {}).get("loss"), content.get("sanity", {}).get("shuffled_loss")
+    if loss is None or twin is None or twin > loss * 1.02 + 1e-12:
+        return
+    yield Sentence(
+        f"The loss on shuffled input ({short(twin)}) is not higher than the loss ({short(loss)}): the model may be "
+        "untrained, or the tokens may belong to another vocabulary. Check the tokenizer before you trust this page.",
+        "start",
+        "bad",
+    )
+
+
+def where_it_sits(content: Content) -> Iterator[Sentence]:
+    """The few layers, or blocks outside of layers, that hold most of the trace of G."""
+    letter = "G" if "G" in content.get("cells", {}) else "H"
+    traces = content.get("cells", {}).get(letter, {}).get("trace", {})
+    groups: dict[str, list[Number]] = {}
+    for block in content.get("blocks", ()):
+        if block["name"] in traces:
+            groups.setdefault(block["layer"] or block["name"], []).append(traces[block["name"]])
+    if len(traces) < len(content.get("blocks", ())) or len(groups) < 2:
+        return
+    sizes = {name: sum(each["value"] for each in cells) for name, cells in groups.items()}
+    total = sum(sizes.values())
+    if total <= 0 or min(sizes.values()) < 0:
+        return
+    order, held, taken = sorted(sizes, key=lambda name: -sizes[name]), 0.0, list[str]()
+    for name in order[: min(3, len(order) - 1)]:
+        held, taken = held + sizes[name], [*taken, name]
+        if held > 0.5 * total:
+            break
+    inside = math.sqrt(sum(each["stderr"] ** 2 for name in taken for each in groups[name]))
+    outside = math.sqrt(sum(each["stderr"] ** 2 for name in order if name not in taken for each in groups[name]))
+    share = held / total
+    error = math.hypot((1 - share) * inside, share * outside) / total
+    what = "the Gauss–Newton trace" if letter == "G" else "the trace of H"
+    yield Sentence(
+        f"{_joined(taken)} {'hold' if len(taken) > 1 else 'holds'} {percent(share, error)} of {what}, of {len(groups)} "
+        "layers and other blocks.",
+        "heat",
+    )
+
+
+def sharpness(content: Content) -> Iterator[Sentence]:
+    """The largest eigenvalue, and the step that gradient descent may take."""
+    top = content.get("whole", {}).get("H", {}).get("top")
+    if top is None or top["low"] <= 0:
+        return
+    yield Sentence(
+        f"The sharpness λ_max is {with_bound(top)}: plain gradient descent is stable below a learning rate of "
+        f"{short(2 / top['high'])}, on the quadratic model.",
+        "stability",
+    )
+
+
+def optimiser(content: Content) -> Iterator[Sentence]:
+    """How far the optimiser is from its edge."""
+    found = content.get("stability")
+    if not found or found.get("ratio") is None:
+        return
+    ratio, bound = float(found["ratio"]), float(found.get("residual") or 0.0)
+    tone: Literal["", "good", "warn", "bad"] = "bad" if ratio - bound > 1 else "warn" if ratio + bound > 0.8 else "good"
+    beyond = "It is beyond the edge: the top direction grows." if ratio - bound > 1 else ""
+    yield Sentence(
+        f"{found.get('name', 'The optimiser')} is at {percent(ratio, bound)} of its edge of stability. {beyond}".strip(),
+        "stability",
+        tone,
+    )
+
+
+def negative_curvature(content: Content) -> Iterator[Sentence]:
+    """The smallest eigenvalue beside the largest."""
+    whole = content.get("whole", {}).get("H", {})
+    top, bottom = whole.get("top"), whole.get("bottom")
+    if top is None or bottom is None:
+        return
+    if bottom["high"] >= 0:
+        yield Sentence(
+            f"No negative curvature was found: λ_min is {with_bound(bottom)}, beside λ_max {short(top['value'])}.",
+            "spectrum",
+        )
+        return
+    share = whole.get("negative_share")
+    mass = f"; about {percent(share['value'])} of Σ|λ| is negative" if share is not None else ""
+    size = abs(bottom["value"]) / abs(top["value"]) if top["value"] else math.inf
+    yield Sentence(
+        f"There is negative curvature: λ_min is {with_bound(bottom)}, {percent(size)} of λ_max in size{mass}.", "spectrum"
+    )
+
+
+def functional_part(content: Content) -> Iterator[Sentence]:
+    """How far the Gauss–Newton matrix is from the Hessian."""
+    whole = content.get("whole", {})
+    h, g = whole.get("H", {}), whole.get("G", {})
+    if "trace" in h and "trace" in g and h["trace"]["value"]:
+        difference = h["trace"]["value"] - g["trace"]["value"]
+        error = math.hypot(h["trace"]["stderr"], g["trace"]["stderr"])
+        size = abs(g["trace"]["value"])
+        if abs(difference) > 2 * error:
+            sign = "below" if difference < 0 else "above"
+            yield Sentence(
+                f"The trace of H is {percent(abs(difference) / size, error / size)} {sign} that of the Gauss–Newton "
+                "matrix: the functional part matters.",
+                "origin",
+            )
+        elif error < 0.2 * size:
+            yield Sentence(
+                f"The trace of H equals that of the Gauss–Newton matrix within {percent(2 * error / size)}.", "origin"
+            )
+    if "top" in h and "top" in g:
+        ratio = g["top"]["value"] / h["top"]["value"] if h["top"]["value"] else math.inf
+        yield Sentence(
+            f"The largest eigenvalue of the Gauss–Newton matrix is {short(g['top']['value'])}, {percent(ratio)} of that "
+            "of H.",
+            "spectrum",
+        )
+
+
+def directions(content: Content) -> Iterator[Sentence]:
+    """How many directions matter, and where the sharpest one lives."""
+    whole, vectors = content.get("whole", {}).get("H", {}), content.get("eigenvectors", [])
+    half = whole.get("directions_half")
+    if half is not None and half["value"] >= 1:
+        count = half["value"]
+        yield Sentence(
+            f"About {short(count, 2)} of {content['parameters']:,} directions carry half of ‖H‖².", "spectrum"
+        )
+    if vectors:
+        mass = vectors[-1]["mass"]
+        name = max(mass, key=mass.__getitem__)
+        yield Sentence(f"{percent(mass[name])} of the top eigenvector lives in {name}.", "eigenvectors")
+
+
+def own_steps(content: Content) -> Iterator[Sentence]:
+    """Roles whose mean curvature differs so much that one step size cannot suit all."""
+    cells = content.get("cells", {})
+    means = cells.get("G", cells.get("H", {})).get("mean", {})
+    roles: dict[str, list[float]] = {}
+    for block in content.get("blocks", ()):
+        cell = means.get(block["name"])
+        if cell is not None and block["layer"] is not None and cell["stderr"] < 0.5 * abs(cell["value"]):
+            roles.setdefault(block["role"], []).append(cell["value"])
+    averages = {role: sum(values) / len(values) for role, values in roles.items() if len(values) > 0}
+    averages = {role: value for role, value in averages.items() if value > 0}
+    if len(averages) < 2:
+        return
+    high, low = max(averages, key=averages.__getitem__), min(averages, key=averages.__getitem__)
+    ratio = averages[high] / averages[low]
+    if ratio < 5:
+        yield Sentence(f"Mean curvature per parameter differs by a factor of {short(ratio, 2)} between roles.", "heat")
+        return
+    yield Sentence(
+        f"Curvature is uneven: {high} has {short(ratio, 2)} times the mean curvature per parameter of {low}. One step "
+        "size does not suit both without a preconditioner.",
+        "heat",
+    )
+
+
+def noise_scale(content: Content) -> Iterator[Sentence]:
+    """The batch size at which noise and signal of the gradient are equal."""
+    found = content.get("noise", {}).get("simple")
+    if isinstance(found, Mapping) and isinstance(found.get("value"), (int, float)) and found["value"] > 0:
+        error = found.get("stderr") or 0.0
+        yield Sentence(
+            f"The gradient noise scale is {short(found['value'])} ± {short(error, 2)} samples: much smaller batches are "
+            "mostly noise, much larger ones mostly repeat.",
+            "noise",
+        )
+
+
+def not_told(content: Content) -> Iterator[Sentence]:
+    """What the budget did not allow."""
+    blocks, cells = content.get("blocks", ()), content.get("cells", {})
+    missing = len(blocks) - len(cells.get("H", {}).get("trace", {}))
+    left = content.get("left", ())
+    if missing:
+        yield Sentence(f"Not told in this budget: the traces of {missing} of {len(blocks)} blocks of H.", "cost", "warn")
+    elif left:
+        longest = max(left, key=lambda each: each["seconds"])
+        yield Sentence(
+            f"Not told in this budget: {longest['stage']} (about {_time(longest['seconds'])} more).", "cost", "warn"
+        )
+
+
+RULES: tuple[Callable[[Content], Iterator[Sentence]], ...] = (
+    shuffled_input,
+    where_it_sits,
+    sharpness,
+    optimiser,
+    own_steps,
+    negative_curvature,
+    functional_part,
+    directions,
+    noise_scale,
+    not_told,
+)
+
+
+def short(number: float, digits: int = 3) -> str:
+    """Three significant digits; powers of ten as 2.1e4.
+
+    >>> short(137.46), short(20512.0), short(0.00003)
+    ('137', '2.05e4', '3e-5')
+    """
+    if not math.isfinite(number):
+        return str(number)
+    text = f"{number:.{digits}g}"
+    if "e" in text or abs(number) >= 1e4 or 0 < abs(number) < 1e-3:
+        mantissa, _, power = f"{number:.{digits - 1}e}".partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        return f"{mantissa}e{int(power)}" if int(power) else mantissa
+    return text
+
+
+def percent(share: float, error: float = 0.0) -> str:
+    """A share, with its error if it has one.
+
+    >>> percent(0.712, 0.041), percent(0.0042)
+    ('71 ± 4 %', '0.42 %')
+    """
+    digits = 2 if abs(share) < 0.995 else 3
+    said = f"{100 * share:.{digits}g}" if abs(100 * share) < 1e4 else short(100 * share)
+    return f"{said} ± {100 * error:.1g} %" if error > 5e-4 * abs(share) and error > 0 else f"{said} %"
+
+
+def with_bound(number: Number) -> str:
+    """An eigenvalue with its residual."""
+    bound = float(number.get("bound") or 0.0)
+    if bound < 5e-4 * abs(number["value"]):
+        return short(number["value"], 4)
+    return f"{short(number['value'])} ± {short(bound, 2)}"
+
+
+def _joined(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
