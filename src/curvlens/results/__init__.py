@@ -6,6 +6,7 @@ from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import Estimate
 from curvlens.results.line import Line
+from curvlens.results.noise import Noise
 from curvlens.results.profile import COLUMNS, DIGITS, OWN, Portion, Profile, Row, aligned
 from curvlens.results.propagation import Amount, Level, Propagation
 from curvlens.results.solution import Solution
@@ -23,6 +24,7 @@ __all__ = [
     "Estimate",
     "Level",
     "Line",
+    "Noise",
     "Portion",
     "Profile",
     "Propagation",
