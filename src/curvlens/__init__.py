@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         assembly,
         calculus,
         data,
+        dynamics,
         losses,
         models,
         operators,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     )
     from curvlens.blocks import Family, Rule
     from curvlens.checkup import doctor
+    from curvlens.dynamics.stability import stability
     from curvlens.errors import CurvlensError, CurvlensWarning
     from curvlens.linalg.density import density
     from curvlens.linalg.eigs import eigs
@@ -41,10 +43,14 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_PACKAGES = {"assembly", "calculus", "data", "losses", "models", "operators", "results", "sdpa", "study", "testing"}
+_PACKAGES = {
+    *("assembly", "calculus", "data", "dynamics", "losses", "models", "operators", "results", "sdpa", "study"),
+    "testing",
+}
 _HOMES = {
     "blocks": ["Family", "Rule"],
     "checkup": ["doctor"],
+    "dynamics": ["stability"],
     "errors": ["CurvlensError", "CurvlensWarning"],
     "linalg": ["density", "diagonal", "eigs", "frobenius", "trace"],
     "operators": ["Operator", "activation_hessian", "empirical_fisher", "fisher", "functional", "ggn", "hessian"],
@@ -72,6 +78,7 @@ __all__ = [
     "density",
     "diagonal",
     "doctor",
+    "dynamics",
     "eigs",
     "empirical_fisher",
     "fisher",
@@ -89,6 +96,7 @@ __all__ = [
     "results",
     "sdpa",
     "second_order",
+    "stability",
     "study",
     "testing",
     "trace",

@@ -14,6 +14,10 @@ class CurvlensError(Exception):
         return printable_lines(super().__str__())
 
 
+class NonFiniteLossError(CurvlensError):
+    """The loss is NaN or infinite at this point. A search along a line takes it as "too far"."""
+
+
 class CurvlensWarning(UserWarning):
     """The result is correct, but may not be what you want."""
 

@@ -15,7 +15,7 @@ from curvlens import batches
 from curvlens._evaluation.buffers import Writes
 from curvlens._evaluation.pieces import Piece
 from curvlens.batches import Batch
-from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing
+from curvlens.errors import CurvlensError, CurvlensWarning, NonFiniteLossError, a_kind, listing
 from curvlens.losses import CausalLM, CrossEntropy, Loss
 
 SumAndCount = Callable[[Piece], tuple[Tensor, float]]
@@ -109,7 +109,7 @@ def check_sum_and_count(loss: object, total: object, count: Any, piece: Piece) -
         )
     value = float(total.detach())
     if not math.isfinite(value):
-        raise CurvlensError(
+        raise NonFiniteLossError(
             f"The loss of batch {piece.index} (samples from {piece.start}) is {value}. Look for NaN or infinite values "
             "in this batch and in the parameters. The computation stopped here."
         )

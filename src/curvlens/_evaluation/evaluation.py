@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -253,16 +253,19 @@ class Evaluation:
             total, count = self.passed(piece)
             yield Evaluated(total.item(), count)
 
-    def slopes(self) -> Iterator[Slope]:
-        """The gradient of every piece."""
+    def slopes(self, only: Container[int] | None = None) -> Iterator[Slope]:
+        """The gradient of every piece, or of some, by their places in the order of the data."""
         unused = set(self.layout.names)
-        for piece in self.pieces():
+        for place, piece in enumerate(self.pieces()):
+            if only is not None and place not in only:
+                continue
             leaves = self.leaves(self.layout.names)
             slope = self.at(leaves, lambda piece=piece, leaves=leaves: self._slope(piece, leaves))  # type: ignore[misc]
             unused -= slope.parts.keys()
             yield slope
             del slope  # before the next one is computed
-        self.say_unused(unused)
+        if only is None:
+            self.say_unused(unused)
 
     def _slope(self, piece: Piece, leaves: Mapping[str, Tensor]) -> Slope:
         s, c = self.sum_and_count(self.loss_function.outputs(self.model, piece.batch), piece)

@@ -5,9 +5,12 @@ from curvlens.results.by_block import ByBlock
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import Estimate
+from curvlens.results.line import Line
+from curvlens.results.noise import Noise
 from curvlens.results.profile import COLUMNS, DIGITS, OWN, Portion, Profile, Row, aligned
 from curvlens.results.propagation import Amount, Level, Propagation
 from curvlens.results.solution import Solution
+from curvlens.results.stability import Stability, Update
 from curvlens.results.status import Status
 
 __all__ = [
@@ -20,13 +23,17 @@ __all__ = [
     "Eigs",
     "Estimate",
     "Level",
+    "Line",
+    "Noise",
     "Portion",
     "Profile",
     "Propagation",
     "Result",
     "Row",
     "Solution",
+    "Stability",
     "Status",
+    "Update",
     "aligned",
     "claim",
     "load",

@@ -13,11 +13,11 @@ from typing import Any
 
 from curvlens import files
 from curvlens.errors import CurvlensError, a_kind
-from curvlens.report.plots import curves, heat, modules, spectrum
+from curvlens.report.plots import curves, dynamics, heat, modules, spectrum
 from curvlens.report.plots.frame import styled
 from curvlens.report.plots.writing import KINDS, content
 from curvlens.report.profile_page import icicle
-from curvlens.results import ByBlock, Density, Eigs, Estimate, Profile, Propagation, Result, Solution
+from curvlens.results import ByBlock, Density, Eigs, Estimate, Line, Profile, Propagation, Result, Solution, Stability
 
 _DRAWN: dict[type[Result], Callable[..., Any]] = {
     ByBlock: heat.blocks,
@@ -25,6 +25,8 @@ _DRAWN: dict[type[Result], Callable[..., Any]] = {
     Density: spectrum.density,
     Propagation: curves.propagation,
     Solution: curves.residuals,
+    Line: dynamics.line,
+    Stability: dynamics.stability,
     Profile: modules.modules,
     Estimate: curves.histogram,
 }
@@ -35,7 +37,9 @@ def plot(result: Result, path: str | os.PathLike[str] | None = None, **options: 
 
     Blocks: a heat map, layer × role, or layer × head for ``by="head"``. Eigenvalues and densities: histogram, sorted,
     cumulative. Of `Eigs`, ``what="mass"`` shows in which blocks the vectors live. Propagation: curves over the layers;
-    ``quantity`` is trace, frobenius, top or bottom. A profile written to an ``.html`` file is the icicle.
+    ``quantity`` is trace, frobenius, top or bottom. A line: the loss and its quadratic
+    model. Stability: the fraction of the edge, by parameter group; ``what="mass"`` by block. A profile written to an
+    ``.html`` file is the icicle.
     """
     kind = _kind(path)
     if isinstance(result, Profile) and kind == "html":

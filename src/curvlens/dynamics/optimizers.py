@@ -1,0 +1,214 @@
+"""What an optimiser does to which parameter: its groups and its state, by the names of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from curvlens.dynamics.rules import Adam, AdamW, Described
+from curvlens.errors import CurvlensError, a_kind, listing
+from curvlens.problem import Problem
+
+CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    kind.__name__: kind
+    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
+}
+"""The optimisers whose stability is known."""
+MOMENTS = {"Adam": "exp_avg_sq", "AdamW": "exp_avg_sq", "RMSprop": "square_avg", "Adagrad": "sum"}
+"""Where their state has the second moment."""
+_MARKS = {
+    "SGD": ({"momentum", "dampening", "nesterov"}, set[str]()),
+    "Adam": ({"betas", "eps", "amsgrad"}, {"momentum_decay"}),
+    "RMSprop": ({"alpha", "centered"}, set[str]()),
+    "Adagrad": ({"lr_decay", "initial_accumulator_value"}, set[str]()),
+}
+"""A state dict does not say its class: the options that a group of each has, and has not."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some parameters of the problem with the same options."""
+
+    kind: str
+    """The class of torch."""
+    index: int
+    """Which group of the optimiser."""
+    options: dict[str, Any]
+    names: list[str]
+    state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By parameter name, as torch has it."""
+
+
+def read(problem: Problem, optimizer: object, order: Sequence[str] | None) -> list[Group]:
+    """The groups of an optimiser, or of its state dict, or of a description, that move parameters of the problem."""
+    if isinstance(optimizer, Described):
+        return [_described(problem, optimizer)]
+    if isinstance(optimizer, Mapping):
+        groups = _of_state_dict(problem, optimizer, order)
+    else:
+        groups = _of_optimizer(problem, optimizer)
+    moved = {name for group in groups for name in group.names}
+    still = [name for name in problem.layout.names if name not in moved]
+    if still:
+        raise CurvlensError(
+            f"The optimiser does not move {listing(still)} of the problem. Leave them out: "
+            "Problem(..., params=[names that it moves])."
+        )
+    for group in groups:
+        _check(problem, group)
+    if not any(float(group.options["lr"]) for group in groups):
+        raise CurvlensError(
+            "The learning rate is 0 in every group, so nothing moves and there is no edge. A schedule that warms up "
+            "begins so: ask after its first step, or describe the rule: cl.dynamics.AdamW(lr=1e-3)."
+        )
+    return groups
+
+
+def _described(problem: Problem, rule: Described) -> Group:
+    kind = type(rule).__name__
+    names = list(problem.layout.names)
+    if not rule.lr > 0:
+        raise CurvlensError(f"{kind}(lr={rule.lr}), expected a learning rate above 0.")
+    state: dict[str, dict[str, Any]] = {}
+    if isinstance(rule, (Adam, AdamW)):
+        given = rule.second_moment
+        if given is None:
+            flat = problem.gradient().double().square()
+        elif isinstance(given, Mapping):
+            flat = problem.layout.flatten(given, dtype=torch.float64, device=problem.device)
+        elif given.shape == (problem.layout.size,):
+            flat = given.detach().to(problem.device, torch.float64)
+        else:
+            raise CurvlensError(
+                f"second_moment has shape {tuple(given.shape)}, expected ({problem.layout.size},) or a dict by name."
+            )
+        # No `step`: the moments are corrected already, and the learning rate is the one of a long run.
+        state = {name: {"exp_avg_sq": part} for name, part in problem.layout.unflatten(flat).items()}
+    group = Group(kind, 0, rule.options, names, state)
+    _check(problem, group)
+    return group
+
+
+def _of_optimizer(problem: Problem, optimizer: Any) -> list[Group]:
+    for _ in range(4):  # wrappers of other libraries hold the optimiser of torch in this attribute
+        if isinstance(optimizer, torch.optim.Optimizer) and type(optimizer).__name__ in CLASSES:
+            break
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+    kind = type(optimizer).__name__
+    if CLASSES.get(kind) is not type(optimizer):
+        raise CurvlensError(
+            f"The optimiser is {a_kind(optimizer)}, whose edge of stability is not known here. Known are "
+            f"torch.optim.{', '.join(CLASSES)}, their state dicts, and cl.dynamics.SGD, Adam and AdamW."
+        )
+    names = {id(p): name for name, p in problem._evaluation.parameters().items()}
+    groups = []
+    for index, group in enumerate(optimizer.param_groups):
+        own = {names[id(p)]: p for p in group["params"] if id(p) in names}
+        state = {name: dict(optimizer.state[p]) for name, p in own.items() if p in optimizer.state}
+        groups.append(Group(kind, index, _options(group), list(own), state))
+    if not any(group.names for group in groups):
+        raise CurvlensError(
+            "None of the tensors of the optimiser is a parameter of the problem. If the problem has a copy of the "
+            "model, give stability(problem, optimizer.state_dict(), order=[names in the order of the optimiser])."
+        )
+    return [group for group in groups if group.names]
+
+
+def _of_state_dict(problem: Problem, saved: Mapping[str, Any], order: Sequence[str] | None) -> list[Group]:
+    raw = saved.get("param_groups")
+    if not isinstance(raw, list) or "state" not in saved or not all("params" in group for group in raw):
+        raise CurvlensError(
+            f"The dict has the entries {listing(map(str, saved))}, expected the state dict of an optimiser, with "
+            "'state' and 'param_groups'. Give torch.load('optimizer.pt', weights_only=True)."
+        )
+    keys = [key for group in raw for key in group["params"]]
+    names = dict(zip(keys, _order(problem, raw, len(keys), order), strict=True))
+    groups = []
+    for index, group in enumerate(raw):
+        own = {names[key]: key for key in group["params"] if names[key] in problem.layout.shapes}
+        state = {name: dict(saved["state"][key]) for name, key in own.items() if key in saved["state"]}
+        groups.append(Group(_kind(group), index, _options(group), list(own), state))
+    return [group for group in groups if group.names]
+
+
+def _kind(group: Mapping[str, Any]) -> str:
+    """The class, by the options of a group."""
+    found = [kind for kind, (has, lacks) in _MARKS.items() if has <= group.keys() and not lacks & group.keys()]
+    if not found:
+        raise CurvlensError(
+            f"The state dict has the options {listing(map(str, group), 12)}, which belong to no known optimiser. Known "
+            f"are torch.optim.{', '.join(CLASSES)}."
+        )
+    if found[0] != "Adam":
+        return found[0]
+    if "decoupled_weight_decay" not in group and group.get("weight_decay"):
+        raise CurvlensError(
+            "The state dict does not say whether it is of Adam or of AdamW: an older torch wrote it. Say it: set "
+            "group['decoupled_weight_decay'] = True (AdamW) or False (Adam) in each of its 'param_groups'."
+        )
+    return "AdamW" if group.get("decoupled_weight_decay") else "Adam"
+
+
+def _order(problem: Problem, raw: list[Any], count: int, order: Sequence[str] | None) -> list[str]:
+    """The names of the parameters in the order of the optimiser."""
+    if order is None and all("param_names" in group for group in raw):
+        order = [name for group in raw for name in group["param_names"]]
+    if order is None and len(raw) == 1:
+        everything = list(problem.model.named_parameters())
+        for names in ([name for name, _ in everything], [name for name, p in everything if p.requires_grad]):
+            if len(names) == count:
+                return names
+    if order is None:
+        raise CurvlensError(
+            f"The state dict numbers its {count} parameters in {len(raw)} groups and does not name them. Give their "
+            "names in the order of the optimiser: stability(problem, state_dict, order=[...])."
+        )
+    if len(order) != count:
+        raise CurvlensError(f"order has {len(order)} names; the state dict has {count} parameters.")
+    return list(order)
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain numbers: learning rates and betas may be tensors."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple(map(plain, value))
+        return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+    return {name: plain(value) for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _check(problem: Problem, group: Group) -> None:
+    """That the state is there, whole and finite."""
+    if group.options.get("maximize"):
+        raise CurvlensError("The optimiser has maximize=True and climbs. Stability is known for descent only.")
+    moment = MOMENTS.get(group.kind)
+    missing = [name for name in group.names if moment is not None and moment not in group.state.get(name, {})]
+    if missing:
+        what = (
+            "no second moments yet" if len(missing) == len(group.names) else f"no second moment of {listing(missing)}"
+        )
+        raise CurvlensError(
+            f"{group.kind} has {what}: a parameter gets one in its first step with a gradient. Take a step of the "
+            "optimiser first, or describe the rule: cl.dynamics.Adam(lr=1e-3)."
+        )
+    for name, state in group.state.items():
+        for key, value in state.items():
+            if not isinstance(value, Tensor) or not value.numel():
+                continue
+            if key != "step" and value.ndim and tuple(value.shape) != problem.layout.shapes[name]:
+                raise CurvlensError(
+                    f"{key} of {name!r} has shape {tuple(value.shape)}, the parameter {problem.layout.shapes[name]}. "
+                    "The state is of another model, or in another order: give order=[names]."
+                )
+            bad = int((~value.isfinite()).sum()) if value.is_floating_point() else 0
+            if bad:
+                raise CurvlensError(
+                    f"{bad} of {value.numel()} numbers in {key} of {name!r} are NaN or infinite. The optimiser has "
+                    "diverged: load a checkpoint from before."
+                )

@@ -1,0 +1,95 @@
+"""The step that an optimiser takes now, and how far along it the loss still falls."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from curvlens.dynamics.line import Walk
+from curvlens.dynamics.optimizers import CLASSES, Group
+from curvlens.errors import CurvlensError
+from curvlens.linalg.vectors import dot, norm
+from curvlens.operators import hessian
+from curvlens.problem import Problem
+from curvlens.results import Status, Update
+
+FORWARD = 12
+"""Forward passes of the search for the critical step."""
+RESOLUTION = 1.05
+SETTLED = 1e9
+"""Steps after which no bias correction is left: those of a rule that was described."""
+
+
+def updated(problem: Problem, groups: list[Group]) -> Update:
+    """d = θ_before − θ_after of one step at the gradient of the problem; the loss at multiples of it."""
+    g = problem.gradient()
+    d = step(problem, groups, g)
+    length = norm(d)
+    if not length:
+        raise CurvlensError(
+            "The step of the optimiser is 0: the gradient is 0, and the momentum too. Leave update out."
+        )
+    slope, curvature = dot(g, d), dot(hessian(problem) @ d, d)
+    best = slope / curvature if curvature > 0 else math.inf
+    rates = {float(group.options["lr"]) for group in groups}
+    lr = rates.pop() if len(rates) == 1 else None
+    walk = Walk(problem, problem.theta, -d, length, -slope / length, curvature / length**2, norm(g), FORWARD + 4, None)
+    walk.begin(None)
+    measured, status = _critical(walk, length, 2 * best) if slope > 0 else (0.0, Status.COMPLETE)
+    forward = sorted(t for t in walk.losses if t > 0) or [length]
+    walk.over({1: forward, -1: [forward[0], forward[-1]]})
+    return Update(
+        slope=slope,
+        curvature=curvature,
+        sharpness=None if lr is None or slope <= 0 else curvature / (lr * slope),
+        best=best if slope > 0 else 0.0,
+        critical=2 * best if slope > 0 else 0.0,
+        measured=measured,
+        line=walk.result(Status.COMPLETE, ""),
+        status=status,
+    )
+
+
+def _critical(walk: Walk, length: float, guess: float) -> tuple[float, Status]:
+    """The multiple s at which the loss is back at L: from a guess by factors of 2, then by bisection to 5 %."""
+    low, high = 0.0, math.inf
+    s = guess if 0 < guess < math.inf else 1.0
+    start = walk.losses[0.0]
+    while walk.evaluations < FORWARD and high > RESOLUTION * low:
+        if walk.loss(s * length) < start:
+            low = s
+        else:
+            high = s
+        s = 2 * low if math.isinf(high) else high / 2 if not low else math.sqrt(low * high)
+    if math.isinf(high):
+        return math.inf, Status.COMPLETE
+    return math.sqrt(low * high), Status.CONVERGED if high <= RESOLUTION * low else Status.STOPPED_AT_BUDGET
+
+
+def step(problem: Problem, groups: list[Group], gradient: Tensor) -> Tensor:
+    """θ_before − θ_after, by torch's own step on copies in float64."""
+    theta, g = (problem.layout.unflatten(x.double()) for x in (problem.theta, gradient))
+    moved: dict[str, Tensor] = {}
+    for group in groups:
+        copies = {name: nn.Parameter(theta[name].clone()) for name in group.names}
+        optimizer = CLASSES[group.kind](copies.values(), lr=group.options["lr"])  # type: ignore[call-arg]
+        ways = ("foreach", "fused", "capturable", "differentiable")
+        optimizer.param_groups[0].update({k: x for k, x in group.options.items() if k not in ways})
+        for name, p in copies.items():
+            p.grad = g[name].clone()
+            state = {k: _copied(k, x) for k, x in group.state.get(name, {}).items()}
+            if "exp_avg_sq" in state and "step" not in state:
+                state |= {"exp_avg": p.grad.clone(), "step": torch.tensor(SETTLED)}
+            if state:
+                optimizer.state[p] = state
+        optimizer.step()
+        moved |= {name: theta[name] - p.detach() for name, p in copies.items()}
+    return problem.layout.flatten(moved, dtype=problem.dtype, device=problem.device)
+
+
+def _copied(key: str, value: object) -> object:
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone() if key == "step" else value.detach().double().clone()

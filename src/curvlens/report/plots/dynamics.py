@@ -1,0 +1,69 @@
+"""Training: the loss along a line, the distance to the edge of stability."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from curvlens.errors import CurvlensError, printable
+from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data
+from curvlens.results import Line, Stability
+
+POINTS = 121
+"""Of the curve of a quadratic model."""
+
+
+def line(result: Line) -> Any:
+    """The loss and its quadratic model, and where they part."""
+    alt = altair()
+    radii, losses = result.radii.tolist(), result.losses.tolist()
+    shown = max(2 * max(result.forward, result.backward), *(abs(t) for t in radii[:1] + radii[-1:])) or 1.0
+    if max(result.forward, result.backward) > 0:
+        shown = min(shown, 2 * max(result.forward, result.backward))
+    points = [
+        {"t": t, "loss": loss, "what": "loss"}
+        for t, loss in zip(radii, losses, strict=True)
+        if abs(t) <= shown and math.isfinite(loss)
+    ]
+    for i in range(POINTS):
+        t = shown * (2 * i / (POINTS - 1) - 1)
+        value = result.loss + t * result.slope + 0.5 * t * t * result.curvature
+        points.append({"t": t, "loss": value, "what": "quadratic model"})
+    colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=["loss", "quadratic model"], range=[INK, BLUE]))
+    base = alt.Chart(data(points)).encode(
+        x=alt.X("t:Q", title="t"), y=alt.Y("loss:Q", title="loss", scale=alt.Scale(zero=False)), color=colour
+    )
+    true = base.transform_filter("datum.what === 'loss'")
+    ends = [{"t": t} for t in (-result.backward, result.forward) if t and abs(t) <= shown]
+    rules = alt.Chart(data(ends)).mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x="t:Q")
+    model = base.transform_filter("datum.what !== 'loss'").mark_line()
+    return alt.layer(model, true.mark_line(strokeWidth=1), true.mark_point(filled=True), rules).properties(
+        width=420, height=240
+    )
+
+
+def stability(result: Stability, what: str = "edge") -> Any:
+    """How much of the edge is used, by parameter group; ``what="mass"``: by block."""
+    alt = altair()
+    if what not in ("edge", "mass"):
+        raise CurvlensError(f"what={what!r}, expected 'edge' or 'mass'.")
+    used = max(result.ratio, 0.0)
+    if what == "mass":
+        records = [{"name": printable(name), "part": used * share} for name, share in result.mass.items()]
+    else:
+        records = [
+            {"name": f"{printable(result.rule)}, group {group['group']}", "part": used * group["share"]}
+            for group in result.groups
+        ]
+        if len(records) > 1:
+            records.append({"name": "all groups", "part": used})
+        else:
+            records[0]["name"] = printable(result.rule)
+    y = alt.Y("name:N", sort=[record["name"] for record in records], title=None)
+    bars = (
+        alt.Chart(data(records))
+        .mark_bar(color=BLUE, height={"band": 0.7})
+        .encode(x=alt.X("part:Q", title="part of λ_max(P̃^-½ H P̃^-½); the edge is 1"), y=y, tooltip=["name:N", "part:Q"])
+    )
+    edge = alt.Chart(data([{"edge": 1.0}])).mark_rule(color=ORANGE, strokeWidth=2).encode(x="edge:Q")
+    return alt.layer(bars, edge).properties(width=420)
