@@ -43,8 +43,11 @@ def densities(pictures: Sequence[Mapping[str, Any]], eigenvalues: Mapping[str, S
     largest = max((abs(x) for picture in pictures for x in picture["x"]), default=1.0)
     axis = alt.Scale(type="symlog", constant=largest * 1e-6)
     letters = list(dict.fromkeys(record["operator"] for record in records))
+    least = 0.3 / max(picture["n"] for picture in pictures)  # less than one eigenvalue
+    for record in records:
+        record |= {name: max(record[name], least) for name in ("share", "low", "high")}
     x = alt.X("x:Q", title="eigenvalue", scale=axis, axis=alt.Axis(format=".0e", tickCount=7))
-    y = alt.Y("share:Q", title="share of eigenvalues", scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e", tickCount=5))
+    y = alt.Y("share:Q", title="share of eigenvalues", scale=alt.Scale(type="log", domainMin=least), axis=alt.Axis(format=".0e", tickCount=5))
     base = alt.Chart(data(records)).encode(x=x, color=_colour(alt, letters))
     band = base.mark_area(opacity=0.18, interpolate="step-after").encode(y=alt.Y("low:Q", title=""), y2="high:Q")
     curve = base.mark_line(interpolate="step-after", strokeWidth=1.4).encode(y=y)

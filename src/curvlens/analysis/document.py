@@ -16,7 +16,7 @@ from curvlens.results import Density, Estimate
 from curvlens.study import Record
 
 SCHEMA = 1
-GRID = 160
+GRID = 64
 """Points of a density on a page."""
 
 
@@ -36,10 +36,15 @@ def document(problem: Problem, known: Known, about: Mapping[str, Any]) -> dict[s
     found["spectrum"] = _spectrum(known)
     found["eigenvectors"] = _eigenvectors(known)
     found["heterogeneity"] = heterogeneity(known)
-    for name, kind in (("profile", "profile"), ("stability", "stability"), ("noise", "noise"), ("attention", "attention")):
+    for kind in ("profile", "stability", "attention"):
         record = known.last(kind)
         if record is not None:
-            found[name] = dict(record.result)
+            found[kind] = dict(record.result)
+    noise = known.last("noise")
+    if noise is not None:
+        numbers = {name: shown(estimate(noise.result[name])) for name in ("trace", "gradient", "scale")}
+        scales = {name: shown(estimate(each)) for name, each in noise.result["scales"].items()}
+        found["noise"] = {**dict(noise.result), **numbers, "scales": scales}
     found["depth"] = {
         record.config["path"]: {
             letter: {quantity: shown(estimate(numbers)) for quantity, numbers in sizes.items()}
@@ -125,7 +130,7 @@ def _from_density(density: Density) -> dict[str, Any]:
     negative, sizes = (weights * nodes.abs())[nodes < 0].sum(), (weights * nodes.abs()).sum()
     effective = (weights * nodes.abs()).sum() ** 2 / squares.sum().clamp(min=1e-300) * density.n
     return {
-        "directions_half": {"value": float(weights[order][:half].sum()) * density.n},
+        "directions_half": {"value": max(float(weights[order][:half].sum()) * density.n, 1.0)},
         "negative_share": {"value": float(negative / sizes.clamp(min=1e-300))},
         "effective_rank": {"value": float(effective)},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -181,7 +182,7 @@ class Instrument:
         """The Gauss–Newton part and the functional part of every module."""
         found = profile(self.problem, config["samples"], seed=config["seed"], progress=self.progress)
         plain, _ = to_plain(found)
-        return {"profile": plain}
+        return {"profile": json.dumps(plain)}
 
     def measure_depth(self, config: Config) -> Mapping[str, Any]:
         """The trace of H, G and F by the activations that leave a layer."""
@@ -214,11 +215,17 @@ class Instrument:
 
     def measure_stability(self, config: Config) -> Mapping[str, Any]:
         """How far an optimiser is from its edge of stability."""
-        return stability(self.problem, self.optimizer, tol=config["tol"], progress=self.progress).to_dict()
+        found = stability(
+            self.problem, self.optimizer, tol=config["tol"], max_products=config["most"], progress=self.progress
+        )
+        return found.to_dict()
 
     def measure_noise(self, config: Config) -> Mapping[str, Any]:
         """How much the gradient differs from sample to sample."""
-        return noise(self.problem, samples=config["samples"], seed=config["seed"], progress=self.progress).to_dict()
+        found = noise(self.problem, samples=config["samples"], seed=config["seed"], progress=self.progress)
+        numbers = {name: row(getattr(found, name)) for name in ("trace", "gradient", "scale")}
+        scales = {name: row(each) for name, each in found.scales.items()}
+        return {**numbers, "scales": scales, "samples": found.samples, "unit": found.unit, "note": found.note}
 
     def measure_spread(self, config: Config) -> Mapping[str, Any]:
         """Loss, gradient norm and trace of G on a part of the data."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from curvlens.analysis import charts
 from curvlens.dynamics.advice import percent, short, with_bound
-from curvlens.report.content import Column, Content, Facts, Fold, Link, Mark, Number, Prose, Table, VegaChart, Words
+from curvlens.report.content import Column, Content, Fold, Link, Mark, Number, Prose, Table, VegaChart, Words
 from curvlens.report.heat_map import HeatMap
 from curvlens.report.icicle import Icicle
 from curvlens.report.page import Page, Section
@@ -254,7 +255,7 @@ def _origin(content: Document) -> Section:
         body.append(VegaChart(charts.parts(records), "Gauss-Newton and functional part by layer"))
     found = content.get("profile")
     if found:
-        profile = from_plain(found["profile"])
+        profile = from_plain(json.loads(found["profile"]))
         if isinstance(profile, Profile):
             body.append(Icicle(profile))
     return Section("origin", "Where it comes from", "H is its Gauss–Newton part plus one functional part for each module.", body or _none())
@@ -310,7 +311,7 @@ def _stability(content: Document) -> Section:
     found, top = content.get("stability"), content["whole"].get("H", {}).get("top")
     if found and found.get("ratio") is not None:
         ratio, bound = float(found["ratio"]), float(found.get("residual") or 0.0)
-        records.append({"name": str(found.get("name", "optimiser")), "value": ratio, "low": ratio - bound, "high": ratio + bound})
+        records.append({"name": str(found["rule"]), "value": ratio, "low": ratio - bound, "high": ratio + bound})
         body.append(VegaChart(charts.edge(records), "distance to the edge"))
         if found.get("convention"):
             body.append(Prose(str(found["convention"]), "faint"))
@@ -327,8 +328,13 @@ def _stability(content: Document) -> Section:
 def _noise(content: Document) -> Section:
     body, found = list[Content](), content.get("noise")
     if found:
-        simple = {key: value for key, value in found.items() if isinstance(value, (int, float, str)) and value != ""}
-        body.append(Facts({key.replace("_", " "): short(v) if isinstance(v, float) else v for key, v in simple.items()}))
+        names = {"trace": "tr Σ", "gradient": "‖g‖², without noise", "scale": "noise scale tr Σ/‖g‖², in samples"}
+        rows = [[title, _number(found[name])] for name, title in names.items()]
+        about = f"From {found['samples']} gradients, each of one {found['unit']}. {found['note']}"
+        body += [Table([Column("quantity"), Column("value", numbers=True)], rows, "noise"), Prose(about, "faint")]
+        scales = [[name, _number(cell)] for name, cell in found["scales"].items() if cell["value"] is not None]
+        columns = [Column("block"), Column("noise scale", numbers=True)]
+        body.append(Fold("Noise scale of each block", [Table(columns, scales, "noise by block")]))
     spread = content.get("spread", ())
     if len(spread) > 1:
         rows = [
@@ -363,6 +369,10 @@ def _cost(content: Document) -> Section:
 
 def _none() -> Sequence[Content]:
     return [Prose("Not measured in this budget.", "faint")]
+
+
+def _number(cell: Document) -> Words:
+    return "" if cell.get("value") is None else Number(short(cell["value"]), _error(cell), cell["value"])
 
 
 def _error(cell: Document) -> str:

@@ -78,17 +78,17 @@ def schedule(of: Outline, known: Known) -> Iterator[Step]:
     """All steps, in their order. Each part of it takes its share of the budget and no more."""
     yield from _start(of)
     yield from _ggn(of, known, rounds=1)
-    yield from _ends(of, k=1, tol=5e-2, most=24)
-    yield from _block_sizes(of, known, share=0.12, samples=4, once=True)
+    yield from _ends(of, k=1, tol=5e-2, most=16)
+    yield from _block_sizes(of, known, share=0.25, samples=4, once=True)
     if not of.minimal:
         yield from _first_look(of, known)
     yield Step("density", _density(of, "H", probes=1, steps=20), 20 * PRODUCT)
     # finer
-    yield from _block_sizes(of, known, share=0.45, samples=4)
-    yield from _ggn(of, known, rounds=8, share=0.5)
+    yield from _block_sizes(of, known, share=0.65, samples=4)
+    yield from _ggn(of, known, rounds=8, share=0.7)
     yield from _sharper(of, known)
-    yield from _block_ends(of, known, share=0.8)
-    yield from _spectra(of, known, share=0.9)
+    yield from _block_ends(of, known, share=0.9)
+    yield from _spectra(of, known, share=0.95)
     yield from _block_sizes(of, known, share=1.0, samples=16)
     yield from _block_ends(of, known, share=1.0)
 
@@ -140,16 +140,28 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
         if radius:
             yield Step("panels", unit("tokens", vector=vector, radius=radius, most=12), 2 * FORWARD)
     if of.has_optimizer:
-        yield Step("panels", unit("stability", tol=5e-2), 16 * PRODUCT)
+        yield Step("panels", unit("stability", tol=5e-2, most=24), 16 * PRODUCT)
     yield Step("panels", unit("noise", samples=min(of.samples, 64), seed=of.seed), 1.0 + min(of.samples, 64) / of.samples)
     yield Step("panels", unit("profile", samples=4, seed=of.seed), 24.0)
-    for path in of.layers.values():
-        yield Step("panels", unit("depth", path=path, samples=6, seed=of.seed), 6 * (PRODUCT + GGN_PRODUCT) / 2)
+    for path in _some(list(of.layers.values()), 4):
+        yield _depth(of, path)
     yield Step("panels", unit("attention"), 1.0)
     parts = min(of.samples, 4)
     for part in range(parts if parts > 1 else 0):
         config = {"part": part, "of": parts, "samples": 8, "seed": of.seed}
         yield Step("panels", unit("spread", **config), (1.5 + 8 * BACKWARD) / parts)
+
+
+def _depth(of: Outline, path: str) -> Step:
+    return Step("panels", unit("depth", path=path, samples=4, seed=of.seed), 4 * (PRODUCT + GGN_PRODUCT) / 2)
+
+
+def _some(names: Sequence[str], most: int) -> list[str]:
+    """The first, the last, and others between them at even distances."""
+    if len(names) <= most:
+        return list(names)
+    places = sorted({round(i * (len(names) - 1) / (most - 1)) for i in range(most)})
+    return [names[i] for i in places]
 
 
 def _density(of: Outline, letter: str, *, probes: int, steps: int, role: str = "", block: str = "") -> Unit:
@@ -168,6 +180,8 @@ def _sharper(of: Outline, known: Known) -> Iterator[Step]:
     yield Step("sharp", unit("whole", operator="H", samples=16, seed=_seed(of, 1)), 16 * PRODUCT)
     if not of.minimal:
         yield Step("sharp", unit("profile", samples=16, seed=of.seed), 96.0)
+        for path in of.layers.values():
+            yield _depth(of, path)
 
 
 def _block_ends(of: Outline, known: Known, share: float) -> Iterator[Step]:

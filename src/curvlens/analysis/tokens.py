@@ -95,7 +95,7 @@ def _by_token(problem: Problem) -> Iterator[tuple[Piece, Tensor, Tensor, Tensor]
 
     with torch.no_grad(), evaluation.isolated():
         for piece in evaluation.pieces():
-            losses, labels, guesses = (x.cpu() for x in evaluation.at(None, action(piece)))
+            losses, labels, guesses = (x.detach().cpu() for x in evaluation.at(None, action(piece)))
             found.append((piece, losses, labels, guesses))
     yield from found
 

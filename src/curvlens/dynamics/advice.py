@@ -95,7 +95,7 @@ def optimiser(content: Content) -> Iterator[Sentence]:
     tone: Literal["", "good", "warn", "bad"] = "bad" if ratio - bound > 1 else "warn" if ratio + bound > 0.8 else "good"
     beyond = "It is beyond the edge: the top direction grows." if ratio - bound > 1 else ""
     yield Sentence(
-        f"{found.get('name', 'The optimiser')} is at {percent(ratio, bound)} of its edge of stability. {beyond}".strip(),
+        f"{found.get('rule', 'The optimiser')} is at {percent(ratio, bound)} of its edge of stability. {beyond}".strip(),
         "stability",
         tone,
     )
@@ -191,9 +191,11 @@ def own_steps(content: Content) -> Iterator[Sentence]:
 
 def noise_scale(content: Content) -> Iterator[Sentence]:
     """The batch size at which noise and signal of the gradient are equal."""
-    found = content.get("noise", {}).get("simple")
+    found = content.get("noise", {}).get("scale")
     if isinstance(found, Mapping) and isinstance(found.get("value"), (int, float)) and found["value"] > 0:
-        error = found.get("stderr") or 0.0
+        error = found.get("stderr") or math.inf
+        if error > 0.5 * found["value"]:
+            return
         yield Sentence(
             f"The gradient noise scale is {short(found['value'])} ± {short(error, 2)} samples: much smaller batches are "
             "mostly noise, much larger ones mostly repeat.",

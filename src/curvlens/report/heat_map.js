@@ -24,6 +24,13 @@ function heat(root, data) {
     if (cell[5]) return short(cell[0]) + " (exact)";
     return short(cell[0]) + (cell[1] ? " ± " + (+cell[1].toPrecision(2) >= 1e4 ? short(cell[1]) : short(+cell[1].toPrecision(2))) : "");
   }
+  // A colour between two steps of a ramp, 0 ≤ t ≤ 1.
+  function mixed(ramp, t) {
+    const place = Math.min(Math.max(t, 0), 1) * (ramp.length - 1), i = Math.min(Math.floor(place), ramp.length - 2);
+    const channel = (hex, k) => parseInt(hex.slice(1 + 2 * k, 3 + 2 * k), 16);
+    const parts = [0, 1, 2].map((k) => Math.round(channel(ramp[i], k) + (place - i) * (channel(ramp[i + 1], k) - channel(ramp[i], k))));
+    return `rgb(${parts.join(" ")})`;
+  }
   const table = (letter, quantity) => (data.cells[letter] || {})[quantity];
 
   // One scale for H, G and F of a quantity: it does not jump when the operator is switched.
@@ -31,11 +38,11 @@ function heat(root, data) {
     const all = Object.keys(data.cells).flatMap((letter) => table(letter, quantity) || []).filter(Boolean).map((c) => c[0]);
     const sizes = all.map(Math.abs).filter((x) => x > 0);
     const high = Math.max(...sizes, 1e-300), low = Math.max(Math.min(...sizes, high), high * 1e-6);
-    const signed = all.some((x) => x < 0);
+    // Colours of both signs only where the operator has both; sizes are on the same scale either way.
+    const signed = (table(chosen.letter, quantity) || []).some((c) => c && c[0] < 0);
     const span = Math.log10(high / low) || 1;
     const size = (x) => Math.min(Math.max(Math.log10(Math.max(Math.abs(x), low) / low) / span, 0), 1);
-    const at = (ramp, t) => ramp[Math.min(Math.floor(t * ramp.length), ramp.length - 1)];
-    const of = (x) => (signed ? at(SIGNED, 0.5 + (Math.sign(x) * (0.12 + 0.88 * size(x)) * (x ? 1 : 0)) / 2) : at(VIRIDIS, size(x)));
+    const of = (x) => (signed ? mixed(SIGNED, 0.5 + (Math.sign(x) * (0.1 + 0.9 * size(x))) / 2) : mixed(VIRIDIS, size(x)));
     return { of, low, high, signed, ramp: signed ? SIGNED : VIRIDIS };
   }
 
