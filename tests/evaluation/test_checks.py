@@ -166,7 +166,7 @@ def test_interrupts_from_outside(seconds: float) -> None:
     """Ctrl-C at random moments, again and again: the model always has its own parameters back."""
     arguments = [sys.executable, "-c", INTERRUPTED, str(seconds)]
     child = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
