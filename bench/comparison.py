@@ -15,10 +15,10 @@ BEGIN, END = "<!-- comparison: python -m bench.comparison -->", "<!-- end -->"
 ROWS = {"curvlens": "ours-h", "curvlinops": "curvlinops-h", "PyHessian": "pyhessian-n", "eigenthings": "eigenthings-h"}
 """Each library's Hessian over several batches."""
 HAVE = {
-    "[blocks](tests/test_blocks.py)": ("layer, role, head", "parameters", "no", "parameters"),
-    "[errors of estimates](tests/test_estimators.py)": ("all", "no", "no", "traces"),
-    "[curvature of every module](tests/test_profile.py)": ("yes", "no", "no", "no"),
-    "[closed forms](tests/test_attention_calculus.py)": ("yes", "no", "no", "no"),
+    "[blocks](tests/blocks/test_blocks.py)": ("layer, role, head", "parameters", "no", "parameters"),
+    "[errors of estimates](tests/linalg/test_estimators.py)": ("all", "no", "no", "traces"),
+    "[curvature of every module](tests/profiling/test_profile.py)": ("yes", "no", "no", "no"),
+    "[closed forms](tests/calculus/test_attention.py)": ("yes", "no", "no", "no"),
     "Kronecker factors (KFAC, EKFAC)": ("no", "yes", "no", "no"),
 }
 """What each library has, in the order of `ROWS`, and the test that shows it."""

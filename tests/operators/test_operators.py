@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg as sla
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import curvlens as cl
 from curvlens.operators import as_operator
+from mlp import X, Y, net
 from small import direction, problem, relative
 
 PROBLEM = problem()
@@ -209,6 +210,28 @@ def test_outputs_may_be_a_tree() -> None:
     v = direction(len(HD))
     assert relative(cl.hessian(tree) @ v, cl.hessian(flat) @ v) < 1e-12
     assert relative(cl.ggn(tree) @ v + cl.functional(tree) @ v, cl.hessian(tree) @ v) < 1e-12
+
+
+def test_fisher_matrices_of_outputs_with_one_axis() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.inner(x)
+            return y.squeeze(-1)
+
+    flat, full = (cl.Problem(m, (X, y), cl.losses.MSE()) for m, y in ((Flat(), Y.squeeze(-1)), (net(), Y)))
+    for make in (cl.fisher, cl.empirical_fisher):
+        assert relative(make(flat).dense(), make(full).dense()) < 1e-13
+
+
+def test_arrays_of_every_layout() -> None:
+    H, v = cl.hessian(problem()), direction(242)
+    truth = (H @ v).numpy()
+    for array in (v.numpy()[::-1].copy()[::-1], v.numpy().astype(">f8"), v.numpy().astype("longdouble")):
+        assert abs(H @ array - truth).max() < 1e-12
 
 
 # Operators of other libraries in their own precision

@@ -171,7 +171,7 @@ def test_the_bounds_hold(name: str, draws: range) -> None:
             assert data <= 1 + 1e-6
 
 
-PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "math.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "math.md"
 
 
 @pytest.mark.parametrize("draws", EVERY, ids=len)

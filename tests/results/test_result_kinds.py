@@ -34,7 +34,7 @@ cl.doctor  # noqa: B018  its report is a kind, too
 
 
 def sample(kind: str) -> Result:
-    assert kind in SAMPLES, f"a new kind of result: save one in tests/saved and name it here: {kind}"
+    assert kind in SAMPLES, f"a new kind of result: save one in tests/results/saved and name it here: {kind}"
     result = cl.load(SAVED / SAMPLES[kind])
     assert type(result).__name__ == kind
     assert isinstance(result, Result)

@@ -20,7 +20,7 @@ from curvlens.papers.shown import Shown
 from curvlens.study import Study
 from curvlens.study.log import PACKED
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 

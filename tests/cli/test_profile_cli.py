@@ -192,7 +192,7 @@ def test_the_text_of_a_profile(profile: Profile) -> None:
 
 
 def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     page, readme = (root / name for name in ("docs/howto/profile.md", "docs/tutorials/tour.md"))
     fences = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     code = next(text for kind, text in fences if kind == "python").partition("\n\nproblem =")[0]

@@ -13,7 +13,7 @@ from curvlens.papers.full_block import layer_coupling
 from curvlens.papers.sizes import named_marks
 from curvlens.study import Record
 from made_up import Result, law, seeded
-from test_paper_verdicts import NO, UNDECIDED, WHEN, YES, judged, reported
+from test_first_paper_verdicts import NO, UNDECIDED, WHEN, YES, judged, reported
 
 
 def tied(gain: float, positions: tuple[float, ...]) -> Result:

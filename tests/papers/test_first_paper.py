@@ -1,41 +1,70 @@
-"""Tying, the bulk, values of low rank, couplings and step sizes: what is measured, against independent truths."""
+"""The first paper's experiments, against independent truths."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor
 
 import curvlens as cl
-from curvlens.calculus import norms
 from curvlens.data import Addition
 from curvlens.models import GPT, GPTConfig
+from curvlens.papers import setting
 from curvlens.papers.draws import Draws, stream
-from curvlens.papers.first_paper import bulk, step_sizes, tying, value_factors
+from curvlens.papers.first_paper import bulk, entries, heads, step_sizes, tying, value_factors, value_functional
 from curvlens.papers.first_paper.differentiated import flat_hessian, functional_part
 from curvlens.papers.first_paper.layer import LENGTH, WIDTH
-from curvlens.papers.full_block import layer_coupling, tokens
 from curvlens.papers.learners import trained
 from curvlens.papers.setting import hessian_at
+from networks import close, gpt, product, set_weights
 
 
-def close(found: Tensor, truth: Tensor, rel: float = 1e-10) -> None:
-    assert float((found - truth).norm()) <= rel * float(truth.norm())
+@pytest.mark.parametrize(("behind", "norm"), [("relu", "none"), ("pre relu", "pre")])
+def test_the_differentiated_value_block_is_that_of_figure_3(behind: str, norm: Any) -> None:
+    """Automatic differentiation against the closed form: in total, and in the part that Theorem 3.2 says is zero."""
+    found = value_functional.measure({"width": 16, "behind": behind, "sigma": 0.3, "seed": 1})
+    H = setting.block_hessian(16, sigma=0.3, seed=1, norm=norm)
+    assert found["total"] == pytest.approx(H.norm("V", "total"), rel=1e-10)
+    assert found["functional"] == pytest.approx(H.norm("V", "functional"), rel=1e-10)
+    assert (found["functional"] == 0) == (norm == "none")
 
 
-def test_draws_for_two_purposes_are_independent() -> None:
-    same, tokens_, weights = Draws(3)(50_000), Draws(3, "tokens")(50_000), Draws(3, "weights")(50_000)
-    assert torch.equal(same, torch.randn(50_000, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
-    assert torch.equal(tokens_, Draws(3, "tokens")(50_000))
-    for a, b in ((same, tokens_), (tokens_, weights), (tokens_, Draws(4, "tokens")(50_000))):
-        assert abs(float((a * b).mean())) < 5 / math.sqrt(50_000)
+def test_the_value_block_bends_behind_a_gelu() -> None:
+    """Against the reference GPT, assembled; about a third of the block, and with σ²."""
+    task, width = Addition(), 16
+    w = setting.weights(width, sigma=0.1, seed=1, task=task)
+    model = gpt(width, 1, activation="gelu")
+    set_weights(model, w)
+    ids, labels = task.batch(setting.SEQUENCES, seed=1)
+    truth = cl.assembly.read(model).hessian(ids, labels=labels, wrt=["h.0.attn.v.weight"])
+    found = value_functional.measure({"width": width, "behind": "gelu", "sigma": 0.1, "seed": 1})
+    assert found["functional"] == pytest.approx(truth.functional.norm(), rel=1e-9)
+    assert found["total"] == pytest.approx(truth.total.norm(), rel=1e-9)
+    assert 0.1 < found["functional"] / found["total"] < 1
+    wide = {"width": 32, "sigma": 0.1, "seed": 1}
+    assert value_functional.measure(wide | {"behind": "relu"})["functional"] == 0
+    assert (
+        value_functional.measure(wide | {"behind": "gelu"})["functional"] > 0
+    )  # so that the zero is no matter of course
+
+
+def test_entries_of_the_query_block_are_the_larger_ones_at_large_embeddings() -> None:
+    for sigma, sign in ((0.2, 1), (2.0, -1)):
+        medians = [
+            entries.measure({"width": 16, "sigma": sigma, "kind": "softmax", "seed": seed})["median"]
+            for seed in range(4)
+        ]
+        assert all(sign * (each["V"] - each["Q"]) > 0 for each in medians)
+
+
+@pytest.mark.parametrize("value", heads.VALUES)
+def test_heads_of_every_scale_are_exact(value: str) -> None:
+    found = heads.measure({"heads": 2, "value": value, "seed": 0})
+    assert found["apart"] < 1e-12
+    assert found["between"] == 0
 
 
 @pytest.mark.parametrize("variant", list(tying.VARIANTS))
@@ -121,115 +150,6 @@ def test_the_factors_of_a_value_are_differentiated(scaled: str) -> None:
     for name, block in blocks.items():
         assert found["outer"][name] == pytest.approx(float(block.norm()), rel=1e-9)
     assert found["OU"] == pytest.approx(float(functional[:cut, cut:].norm()), rel=1e-9)
-
-
-@pytest.mark.parametrize("kind", list(tokens.KINDS))
-def test_the_hessian_by_tokens(kind: str) -> None:
-    """Against differences of gradients; and where attention is a constant, against its closed form."""
-    x, loss = tokens.network({"kind": kind, "sigma": 0.7, "seed": 2})
-    found, step = tokens.hessian(loss, x), 1e-5
-
-    def gradient(at: Tensor) -> Tensor:
-        at = at.detach().requires_grad_()
-        return torch.autograd.grad(loss(at), at)[0].flatten()
-
-    units = torch.eye(x.numel(), dtype=x.dtype).view(-1, *x.shape)
-    columns = [(gradient(x + step * unit) - gradient(x - step * unit)) / (2 * step) for unit in units]
-    close(found, torch.stack(columns, 1), rel=1e-8)
-    if kind == "uniform":
-        numbers = tokens.measure({"kind": kind, "sigma": 0.7, "seed": 2})
-        assert numbers["coupling"] == pytest.approx(1.0, rel=1e-12)
-        assert numbers["beside"] / numbers["own"] == pytest.approx(math.sqrt(tokens.LENGTH - 1), rel=1e-12)
-
-
-class Straight(nn.Module):
-    """A norm to first order in its input, its scale and its shift: no second derivative of its own."""
-
-    def __init__(self, norm: Any, x: Tensor) -> None:
-        super().__init__()
-        self.norm, self.x = norm, x
-        self.n = norms.forward(x, eps=norm.eps)
-        self.slope = norms.jacobian(x, eps=norm.eps)
-        self.gamma = norm.weight.detach().clone()
-
-    def forward(self, x: Tensor) -> Tensor:
-        moved = (self.slope @ (x - self.x)[..., None]).squeeze(-1)
-        found: Tensor = self.norm.weight * self.n + self.gamma * moved + self.norm.bias
-        return found
-
-
-def product(model: nn.Module, ids: Tensor, labels: Tensor, parameters: list[Tensor], v: Tensor) -> Tensor:
-    """H v of the cross-entropy, reverse over reverse."""
-    with sdpa_kernel(SDPBackend.MATH):
-        loss = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
-        grads = torch.autograd.grad(loss, parameters, create_graph=True)
-        inner = torch.cat([grad.flatten() for grad in grads]) @ v
-        found = torch.autograd.grad(inner, parameters, materialize_grads=True)
-    return torch.cat([each.flatten() for each in found])
-
-
-def straightened(norm: str) -> tuple[GPT, GPT, Tensor, Tensor]:
-    """The network of `layer_coupling`, the same with straight norms, and the data."""
-    task = Addition(digits=2)
-    seed = stream(1, "weights")
-    model = trained(task, seed=seed, steps=0, n_layer=layer_coupling.LAYERS, norm=norm)
-    ids, labels = task.batch(layer_coupling.SAMPLES, seed=stream(1, "sequences"))
-    straight = copy.deepcopy(model)
-    seen: dict[str, Tensor] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.LayerNorm):
-            module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0].detach()}))
-    model(ids)
-    for name, x in seen.items():
-        parent, _, last = name.rpartition(".")
-        setattr(straight.get_submodule(parent), last, Straight(straight.get_submodule(name), x))
-    return model, straight, ids, labels
-
-
-def weights(model: GPT, names: Iterable[str]) -> list[Tensor]:
-    """Parameters by the names that they have without straight norms."""
-    own = {name.replace(".norm.", "."): weight for name, weight in model.named_parameters()}
-    return [own[name] for name in names]
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_coupling, "LAYERS", 2)
-    monkeypatch.setattr(layer_coupling, "SAMPLES", 2)
-
-
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_norms_part_is_what_straight_norms_lack(norm: str) -> None:
-    """H minus the norms' parts is the Hessian of a network whose norms are their first-order expansions."""
-    H, places = layer_coupling.network({"norm": norm, "seed": 1})
-    model, straight, ids, labels = straightened(norm)
-    v = torch.randn(H.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    close(H.matvec(v), product(model, ids, labels, weights(model, places), v))
-    parts = [name for name in H.part_names if layer_coupling.is_norm(name)]
-    assert len(parts) == (5 if norm == "pre" else 4)
-    through = sum((H.matvec(v, name) for name in parts), torch.zeros_like(v))
-    close(H.matvec(v) - through, product(straight, ids, labels, weights(straight, places), v))
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("few")
-def test_the_share_of_the_norms_in_the_coupling() -> None:
-    """All numbers of a point, from products of both networks with unit vectors."""
-    _, places = layer_coupling.network({"norm": "pre", "seed": 1})
-    model, straight, ids, labels = straightened("pre")
-    layers = [[name for name in places if name.startswith(f"h.{layer}.")] for layer in range(2)]
-    names = [*layers[0], *layers[1]]
-    cut, size = (sum(places[n].stop - places[n].start for n in of) for of in (layers[0], names))
-    whole, without = (
-        torch.stack([product(each, ids, labels, weights(each, names), v) for v in torch.eye(size).double()])
-        for each in (model, straight)
-    )
-    crossed, own = whole[:cut, cut:], [whole[:cut, :cut].norm(), whole[cut:, cut:].norm()]
-    found = layer_coupling.measure({"norm": "pre", "seed": 1})
-    assert found["coupling"] == [pytest.approx(float(crossed.norm() / (own[0] * own[1]).sqrt()), rel=1e-9)]
-    share = ((whole - without)[:cut, cut:] * crossed).sum() / crossed.square().sum()
-    assert found["shares"]["norms"] == pytest.approx(float(share), rel=1e-8)
 
 
 def test_the_hessian_of_the_step_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +130,27 @@ def test_a_block_back_propagates_only_as_far_as_it_must() -> None:
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] * 4 < costs[0]
     assert costs[0] < cost(H)
+
+
+def test_released_graphs_are_freed() -> None:
+    """A softmax saves its own output: a naive hook around it keeps the graph alive for ever."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.LayerNorm(64), nn.Softmax(-1))
+    x = torch.randn(500, 64)
+    held = cl.Problem(model, (x, x), cl.losses.MSE())
+    H, v = cl.hessian(held), torch.randn(held.layout.size)
+
+    def resident() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    for _ in range(5):
+        with torch.no_grad():
+            model.get_parameter("0.weight").add_(1e-3)
+        H @ v
+    before = resident()
+    for _ in range(40):
+        with torch.no_grad():
+            model.get_parameter("0.weight").add_(1e-3)
+        H @ v
+    assert resident() - before < 20e6  # forty graphs of 2 MB would be more

@@ -1,19 +1,13 @@
-"""The reference model, its data, and the demonstration of both."""
+"""The reference model."""
 
 from __future__ import annotations
 
 import itertools
-import math
-import re
 
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
-from curvlens import CurvlensError
-from curvlens.cli import app
-from curvlens.data import Addition, Characters
 from curvlens.models import GPT, GPTConfig
 
 
@@ -61,51 +55,3 @@ def test_initialisation_has_the_stated_deviations() -> None:
     assert float(model.get_parameter("h.0.mlp.down.weight").std()) == pytest.approx(0.8 / 16, rel=0.05)
     model.initialise(embed_std=0.2)
     assert float(model.pos.weight.std()) == pytest.approx(0.2, rel=0.05)
-
-
-def test_addition_adds() -> None:
-    task = Addition()
-    tokens, labels = task.batch(64, seed=3)
-    assert tokens.shape == labels.shape == (64, 17) == (64, task.context)
-    assert ((labels != -100).sum(1) == 6).all()
-    for row, label in zip(tokens, labels, strict=True):
-        line = task.text(torch.cat([row, label[-1:]]))
-        found = re.fullmatch(r"(\d{5})\+(\d{5})=(\d{6})", line)
-        assert found
-        assert int(found[1]) + int(found[2]) == int(found[3])
-        assert (label[11:16] == row[12:]).all()
-    assert torch.equal(task.batch(4, seed=1)[0], task.batch(4, seed=1)[0])
-    assert not torch.equal(task.batch(4, seed=1)[0], task.batch(4, seed=2)[0])
-
-
-def test_characters() -> None:
-    corpus = Characters()
-    assert len(corpus.stream) > 100_000
-    assert 0 <= int(corpus.stream.min()) <= int(corpus.stream.max()) < corpus.vocab
-    batch = corpus.batch(4, 50, seed=0)
-    assert batch.shape == (4, 50)
-    assert torch.equal(batch, corpus.batch(4, 50, seed=0))
-    whole = corpus.text(corpus.stream)
-    assert corpus.text(batch[2]) in whole
-    assert "class ArgumentParser" in whole
-    with pytest.raises(CurvlensError, match="characters of the corpus"):
-        corpus.batch(1, 10**9, seed=0)
-    with pytest.raises(CurvlensError, match=r"no file nothing\.py"):
-        _ = Characters(("nothing.py",)).stream
-
-
-def test_demo() -> None:
-    """Short of training; the tables are complete, and H = G + F where the logits are linear."""
-    result = CliRunner().invoke(app, ["demo", "--steps", "2", "--sequences", "1", "--samples", "4"])
-    assert result.exit_code == 0, result.output
-    assert "loss" in result.output
-    assert "the same samples, so the errors in its columns are correlated" in " ".join(result.output.split())
-    rows = re.findall(r"│ (\S+) +│ +(\S+)[^│]*│ +(\S+)[^│]*│ +(\S+)[^│]*│", result.output)
-    rows = [row for row in rows if row[0] not in "HGF"]
-    names = [row[0] for row in rows]
-    assert len(names) == 3 * 20
-    assert names[:20] == names[20:40] == names[40:]
-    for name, _, g, f in rows:
-        assert math.isfinite(float(g))
-        if name in ("unembed", "final_norm"):
-            assert float(f) == 0  # the logits are linear in each of these

@@ -461,6 +461,13 @@ def test_a_fit_finds_the_window_of_the_law() -> None:
     assert law.to_dict()["points"] == law.points
 
 
+def test_the_widest_window_is_found() -> None:
+    steps = torch.tensor([0, 0, 0, 0.08, 0.08, 0.08], dtype=D)
+    sigma = torch.exp(torch.arange(7, dtype=D))
+    law = exponents.fit(sigma, torch.cat([torch.zeros(1, dtype=D), steps]).cumsum(0).exp(), tolerance=0.05)
+    assert law.points == 7
+
+
 def test_intervals_of_a_fit_hold() -> None:
     sigma = torch.logspace(-2, 0, 12, dtype=D)
     inside = 0

@@ -99,7 +99,7 @@ def chosen():
 
 def test_blocks_of_a_problem_are_its_own(tmp_path: Path) -> None:
     path = tmp_path / "posed.py"
-    path.write_text(POSED.format(tests=str(Path(__file__).parent)))
+    path.write_text(POSED.format(tests=str(Path(__file__).parents[1] / "blocks")))
     heads = run("blocks", f"{path}:whole", "--by", "head")
     assert heads.exit_code == 0, heads.output
     assert "h.0.attn.q.3" in heads.output

@@ -1,9 +1,7 @@
-"""Searches where memory is short and vectors are long: what they need, what they announce, how they sum."""
+"""The basis of a search: sums of long vectors, few vectors, no copies."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import curvlens as cl
 import small
-from curvlens._evaluation.cache import Cache
-from curvlens.linalg import needs
 from curvlens.linalg.basis import Basis
 from curvlens.linalg.vectors import LONG, distance, dot, norm
-from curvlens.memory import cgroup_rooms
 from curvlens.operators.curvature import Curvature
 from spectra import matrix, spectra
 
@@ -156,68 +151,6 @@ def test_residuals_are_right_after_many_chains(seed: int) -> None:
     torch.testing.assert_close(result.values, torch.ones(3).double(), atol=1e-5, rtol=0)
 
 
-# What is announced, allowed and advised
-
-
-def test_plans_do_not_depend_on_the_order_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for products_before in (0, 1):
-        problem = small.problem()
-        H, cache = cl.hessian(problem), problem._evaluation.cache
-        for _ in range(products_before):
-            H @ torch.ones(H.shape[1], dtype=H.dtype)
-
-        def free(device: torch.device, cache: Cache = cache) -> int:
-            return 1_000_000 - cache.kept_bytes - cache.point_bytes
-
-        monkeypatch.setattr(needs, "available_bytes", free)
-        result = cl.eigs(H, 2, max_products=30, tol=0.1)
-        found.append((result.memory, result.provenance["basis"]))
-    assert found[0] == found[1]
-    assert found[0][0] > cache.kept_bytes + cache.point_bytes + found[0][1] * H.shape[1] * 8
-
-
-def test_short_memory_is_used_before_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    A = matrix(spectra()["triples over a bulk"])
-    vector = 8 * len(A)
-    for vectors, basis in ((200, 47), (18, 5), (10, 4), (8, 4)):
-        monkeypatch.setattr(needs, "available_bytes", lambda device, size=vectors * vector: size)
-        assert cl.eigs(A, 1, max_products=40, tol=1e-2).provenance["basis"] == basis
-    monkeypatch.setattr(needs, "available_bytes", lambda device: 7 * vector)
-    with pytest.raises(cl.CurvlensError, match="numbers need"):
-        cl.eigs(A, 1)
-
-
-def test_advice_helps(tmp_path: Path) -> None:
-    A = matrix(spectra()["triples over a bulk"])
-    with pytest.raises(cl.CurvlensError, match="numbers need") as refusal:
-        cl.eigs(A, 4, memory=9 * 8 * len(A))
-    text = str(refusal.value)
-    said = re.search(r"give memory='(\w+)'", text)
-    assert said is not None
-    cl.eigs(A, 4, memory=said[1], tol=1e-2)
-    assert "k=1" in text
-    cl.eigs(A, 1, memory=9 * 8 * len(A), tol=1e-2)
-    assert "bfloat16" not in text  # the vectors that come back are too many already
-    assert "store=" not in text
-    with pytest.raises(cl.CurvlensError, match="numbers need") as refusal:
-        cl.eigs(A, 1, memory=6 * 8 * len(A))
-    assert "store=" in str(refusal.value)
-    cl.eigs(A, 1, memory=6 * 8 * len(A), store=tmp_path, tol=1e-2)
-    assert "bfloat16" in str(refusal.value)
-    cl.eigs(A, 1, memory=6 * 8 * len(A), store_dtype=torch.bfloat16, tol=0.1)
-
-
-def test_graphs_are_named_where_they_are_in_the_way() -> None:
-    """Where several pieces of the data have graphs; one is needed in any case, and a smaller budget is no advice."""
-    H = cl.hessian(small.problem(micro_batch=1))
-    with pytest.raises(cl.CurvlensError, match=r"for the graphs of products.*keep smaller graphs"):
-        cl.eigs(H, 1, memory=24 * 8 * H.shape[1])
-    with pytest.raises(cl.CurvlensError, match=r"One eigenvector.*for the graphs of products") as error:
-        cl.eigs(cl.hessian(small.problem()), 1, memory=8 * 8 * H.shape[1])
-    assert "smaller graphs" not in str(error.value)
-
-
 def test_our_operators_get_vectors_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     H = cl.hessian(small.problem())
     given: list[int] = []
@@ -246,22 +179,3 @@ def test_sums_with_foreign_operators_are_kept_from_harm() -> None:
     both = cl.operators.as_operator(Rude()) + A
     both.symmetric = True
     torch.testing.assert_close(cl.eigs(both, 2).values, 2 * cl.eigs(A, 2).values, atol=1e-10, rtol=0)
-
-
-def test_limits_of_containers(tmp_path: Path) -> None:
-    def group(folder: Path, limit: str, used: int, cached: int, names: tuple[str, str, str]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / names[0]).write_text(limit)
-        (folder / names[1]).write_text(str(used))
-        (folder / "memory.stat").write_text(f"cache 5\n{names[2]} {cached}\n")
-
-    new = ("memory.max", "memory.current", "inactive_file")
-    group(tmp_path / "jobs" / "mine", "max\n", 10, 1, new)
-    group(tmp_path / "jobs", "1000\n", 300, 50, new)
-    assert cgroup_rooms(tmp_path, "0::/jobs/mine\n") == [750]
-    assert cgroup_rooms(tmp_path, "0::/not/here\n") == []
-    old = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    group(tmp_path / "memory", "500", 100, 0, old)
-    group(tmp_path / "memory" / "box", "400", 500, 0, old)
-    assert sorted(cgroup_rooms(tmp_path, "5:cpu,memory:/box\n3:pids:/box\n")) == [0, 400]
-    assert cgroup_rooms(tmp_path, "") == []

@@ -21,7 +21,7 @@ from torch import nn
 
 import curvlens as cl
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 # Python blocks of the pages
