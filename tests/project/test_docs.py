@@ -228,10 +228,10 @@ WRONG_INSIDE = {
 }
 ALLOWED = {
     # The correctness table shows that these two are wrong.
-    ("bench/torch_rows.py", "jvp_jacrev", "jvp(jacrev)"),
-    ("bench/torch_rows.py", "grad_jvp.product", "grad(jvp)"),
+    ("bench/methods.py", "jvp_jacrev", "jvp(jacrev)"),
+    ("bench/methods.py", "grad_jvp.product", "grad(jvp)"),
     ("bench/assembly.py", "measure.by_torch", "hessian"),  # measured, and how far it is off
-    ("bench/attention.py", "measure.by_torch", "hessian"),  # no layer_norm there: what users call, timed and compared
+    ("bench/attention.py", "dense.by_torch", "hessian"),  # no layer_norm there: what users call, timed and compared
 }
 
 Definition = ast.expr | ast.FunctionDef | ast.AsyncFunctionDef
