@@ -1,4 +1,4 @@
-"""Activation functions with their first two derivatives, exact also far out, and the largest values of these."""
+"""Activation functions with their first two derivatives, accurate for large arguments too, and bounds on these."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _density(z: Tensor) -> Tensor:
 
 
 def _tanh_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """tanh u, 1 − tanh² u, u' and u'' for u = √(2/π)(z + 0.044715 z³); beyond 30 nothing changes any more."""
+    """tanh u, 1 − tanh² u, u' and u'' for u = √(2/π)(z + 0.044715 z³). z is clamped to ±30, where tanh is constant."""
     z = z.clamp(-30, 30)
     scale = math.sqrt(2 / math.pi)
     u = scale * (z + 0.044715 * z**3)

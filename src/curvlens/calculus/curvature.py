@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Root:
-    """S = R Rᵀ given by R, (…, L, d_V, r), not by S: for a loss of few classes r is small, and S is never built.
+    """S = R Rᵀ, given by R (…, L, d_V, r). For a loss of few classes r is small, and S is never built.
 
     >>> Root(torch.ones(2, 1)).dense()
     tensor([[1., 1.],
@@ -25,7 +25,7 @@ class Root:
 
 
 OutputCurvature = float | Tensor | Root
-"""A number c stands for c·I."""
+"""A number c means c·I."""
 
 
 def flat(curvature: OutputCurvature) -> OutputCurvature:
@@ -36,7 +36,7 @@ def flat(curvature: OutputCurvature) -> OutputCurvature:
 
 
 def copied(curvature: OutputCurvature) -> OutputCurvature:
-    """The same with a tensor of its own."""
+    """A copy with a tensor of its own."""
     if isinstance(curvature, Root):
         return Root(curvature.R.clone())
     return curvature.clone() if isinstance(curvature, Tensor) else curvature
@@ -48,7 +48,7 @@ def is_zero(curvature: OutputCurvature) -> bool:
 
 
 def rows(curvature: OutputCurvature, keep: Tensor) -> OutputCurvature:
-    """That of some of the positions, (B, L, …)."""
+    """The curvature at the chosen positions, (B, L, …)."""
     if isinstance(curvature, Root):
         return Root(curvature.R[:, keep])
     return curvature[:, keep] if isinstance(curvature, Tensor) else curvature

@@ -1,4 +1,4 @@
-"""A symmetric matrix in named blocks, each a sum of terms: what the closed-form Hessians are."""
+"""A symmetric matrix in named blocks, each a sum of terms. The closed-form Hessians have this form."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PARTS: tuple[SplitPart, ...] = ("outer", "functional", "total")
 
 
 def not_a_part(key: object, parts: Sequence[str]) -> NoReturn:
-    """Blocks belong to a part of a Hessian, not to the Hessian."""
+    """Raise an error: blocks belong to a part of a Hessian, not to the Hessian."""
     inside = ", ".join(map(repr, key)) if isinstance(key, tuple) else repr(key)
     *more, last = (f"H.{part}[{inside}]" for part in parts)
     raise CurvlensError(f"A block belongs to a part of the Hessian: {', '.join(more)} or {last}.")
 
 
 def places(shapes: Mapping[str, tuple[int, int]]) -> dict[str, slice]:
-    """Where matrices of these shapes lie in a vector of all of them."""
+    """The slices of matrices of these shapes in the vector of all of them."""
     found, start = {}, 0
     for name, (rows, columns) in shapes.items():
         found[name] = slice(start, start + rows * columns)
@@ -38,14 +38,14 @@ def places(shapes: Mapping[str, tuple[int, int]]) -> dict[str, slice]:
 
 
 def require_room_for(numbers: int, like: Tensor, what: str) -> None:
-    """Refuse what does not fit memory."""
+    """Raise an error if this many numbers do not fit into memory."""
     require_room(numbers, like, what, "Without building it: `matvec`, `norm`, `trace` and `diagonal`.")
 
 
 class Form:
     """Blocks by name: ``form["Q", "K"]`` is the 2-D block on row-vecs, ``form["Q"]`` is ``form["Q", "Q"]``.
 
-    Norms, traces, diagonals and products do not build the block they are of.
+    Norms, traces, diagonals and products do not build the block.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Form:
         like: Tensor,
         title: str,
     ) -> None:
-        """``terms(a, b)`` are those of the block (a, b), asked for only with a before b or equal to it.
+        """``terms(a, b)`` returns the terms of the block (a, b); it is called only if a equals b or comes before it.
 
-        It must not lead back to what keeps the form: a ring of references lives until Python looks for rings, however
-        much memory it holds.
+        It must not refer back to the owner of the form: a reference cycle stays in memory until the garbage collector
+        runs.
         """
         self.shapes = dict(shapes)
         self.dtype, self.device, self._like = like.dtype, like.device, like
@@ -86,7 +86,7 @@ class Form:
 
     @in_own_dtype
     def terms(self, first: str, second: str) -> list[Term]:
-        """The terms of a block; of one below the diagonal, those of its transpose, transposed."""
+        """The terms of a block. Below the diagonal they are the transposed terms of the mirrored block."""
         if self._order[first] > self._order[second]:
             return [term.T for term in self._above(second, first)]
         return self._above(first, second)
@@ -111,7 +111,7 @@ class Form:
     def _axes(self, first: str, second: str) -> tuple[int, int, int, int]:
         return (*self.shapes[first], *self.shapes[second])
 
-    # What is built
+    # Dense results
 
     @in_own_dtype
     def __getitem__(self, key: Key) -> Tensor:
@@ -132,16 +132,16 @@ class Form:
         self._write(out, *(torch.empty(largest, dtype=self.dtype, device=self.device) for _ in range(2)))
         return out
 
-    @torch.inference_mode()  # a tenth of the time of small layers; what leaves was allocated outside
+    @torch.inference_mode()  # saves a tenth of the time for small layers; results are allocated outside
     def _write(self, out: Tensor, work: Tensor, more: Tensor) -> None:
         pairs = [(first, second) for i, first in enumerate(self.names) for second in self.names[i:]]
-        # all that is small comes before anything is written: what is written takes the place of all else in the caches
+        # compute all small tensors before writing: the writes evict everything else from the caches
         blocks = [(self._above(first, second), self._targets(out, first, second)) for first, second in pairs]
         for terms, targets in blocks:
             summed(merged(terms), targets, work, more)
 
     def _targets(self, out: Tensor, first: str, second: str) -> list[Tensor]:
-        """Where a block belongs in a matrix and, off the diagonal, its mirror: views [a, d, c, e]."""
+        """The places [a, d, c, e] of a block in a matrix: one view and, off the diagonal, that of its mirror."""
         (height, width), (tall, wide), n = self.shapes[first], self.shapes[second], self.size
         shape, row, column = (height, width, tall, wide), self.slices[first].start, self.slices[second].start
         found = [out.as_strided(shape, (width * n, n, wide, 1), row * n + column)]
@@ -149,11 +149,11 @@ class Form:
             found.append(out.as_strided(shape, (width, 1, wide * n, n), column * n + row))
         return found
 
-    # What is read off
+    # Numbers that do not need the dense matrix
 
     @in_own_dtype
     def norm(self, key: Key | None = None, *more: object) -> float:
-        """The Frobenius norm of a block (a name, or one pair of names), or of the whole; exact."""
+        """The exact Frobenius norm of a block (a name, or one pair of names), or of the whole."""
         if more:
             raise CurvlensError(
                 f"norm takes one block, got {(key, *more)!r}: of two names it is norm(({key!r}, {more[0]!r})). A Form "
@@ -182,7 +182,7 @@ class Form:
         return out.reshape(-1)
 
     def trace(self, name: str | None = None) -> float:
-        """The trace of the block (name, name), or of the whole; exact."""
+        """The exact trace of the block (name, name), or of the whole."""
         return float(self.diagonal(name).double().sum())
 
     @in_own_dtype
@@ -216,14 +216,14 @@ class Form:
 
 
 class MatrixForm(Form):
-    """A form whose matrix is there."""
+    """A form with a dense matrix."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, int]], matrix: Tensor, title: str) -> None:
         super().__init__(shapes, partial(_of_matrix, matrix, shapes), matrix, title)
         self._matrix = matrix
 
     def _above(self, first: str, second: str) -> list[Term]:
-        return list(self._terms(first, second))  # not kept: a pickle would have the whole matrix for every block
+        return list(self._terms(first, second))  # not cached: a pickle would contain the whole matrix for every block
 
     def dense(self) -> Tensor:
         """A copy of the whole matrix, blocks in the order of `names`."""
@@ -241,7 +241,7 @@ def _of_matrix(matrix: Tensor, shapes: Mapping[str, tuple[int, int]], first: str
 
 
 class Split:
-    """H = outer + functional: three `Form`s of these names, and what is read off one of them without building a block.
+    """H = outer + functional, as three `Form`s: ``outer``, ``functional`` and ``total``.
 
     ``H.outer["Q", "K"]`` is a block, ``H.total.dense()`` the whole.
     """
@@ -260,7 +260,7 @@ class Split:
     def norm(self, block: Key | None = None, part: SplitPart = "total") -> float:
         """The Frobenius norm of a block (a name, or a pair of names) or of the whole, exact.
 
-        It sums over pairs of tokens, or builds the block some rows at a time, whichever is less work.
+        It is computed from pairs of tokens, or by building the block some rows at a time, whichever is less work.
         """
         return self._form(part).norm(block)
 
