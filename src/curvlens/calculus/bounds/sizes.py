@@ -1,4 +1,4 @@
-"""Sizes of matrices of tokens, what a layer does to them at most, and the loss behind it as bounds see it."""
+"""Sizes of token matrices, bounds on the derivatives of a layer, and the loss in the format that bounds need."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Sizes:
 
     @classmethod
     def at_most(cls, total: float, row: float | None = None, *, spread: float = 0.0) -> Sizes:
-        """What ‖·‖_F, and the longest row if it is known, say of the others."""
+        """Sizes that follow from ‖·‖_F and, if known, the longest row."""
         return cls(total, total, total if row is None else min(row, total), total, spread)
 
     def __add__(self, other: Sizes) -> Sizes:
-        """Of a sum of matrices."""
+        """The sizes of a sum of matrices."""
         return Sizes(
             self.total + other.total,
             self.spectral + other.spectral,
@@ -51,7 +51,7 @@ class Sizes:
 
 
 def sizes(tokens: Tensor, spread: float = 0.0) -> Sizes:
-    """The sizes of a matrix that is known."""
+    """The sizes of a given matrix."""
     return Sizes(
         float(tokens.norm()),
         spectral(tokens),
@@ -67,7 +67,7 @@ def spectral(matrices: Tensor) -> float:
 
 
 S = TypeVar("S", Sizes, Tensor)
-"""A matrix by its sizes (a-priori), or itself (from the data)."""
+"""A matrix given by its sizes (without data), or itself (with data)."""
 
 Pairs = Mapping[tuple[str, str], float]
 
@@ -78,17 +78,17 @@ class Local(Generic[S]):
 
     output: S
     first: Mapping[str, float]
-    """‖∂y/∂·‖₂ at most, by X and by every weight."""
+    """Bounds on ‖∂y/∂·‖₂, by X and by every weight."""
     bend: Callable[[S], Pairs]
-    """For a gradient λ at y, the norms of the blocks of Σ_b λ_b ∂²y_b at most; what is not there is 0."""
+    """Maps a gradient λ at y to bounds on the blocks of Σ_b λ_b ∂²y_b; a missing block is 0."""
     back: Callable[[S], S]
-    """λ at y to λ at X."""
+    """Maps λ at y to λ at X."""
     tokens: Tensor | None = None
-    """∂y/∂X at [n, a, b] = ∂y_nb/∂x_na, where it is known and no two tokens meet."""
+    """∂y/∂X at [n, a, b] = ∂y_nb/∂x_na, if it is known and tokens do not interact."""
 
 
 def matrix(names: Sequence[str], pairs: Pairs) -> Tensor:
-    """The symmetric matrix of the bounds of blocks; what has no name here is no variable."""
+    """The symmetric matrix of the bounds on blocks; names outside of ``names`` are no variables."""
     found = torch.zeros(len(names), len(names), dtype=torch.float64)
     at = {name: i for i, name in enumerate(names)}
     for (first, second), value in pairs.items():
@@ -98,7 +98,7 @@ def matrix(names: Sequence[str], pairs: Pairs) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """A loss: its gradient at the outputs, and the norms of the two parts of its curvature."""
+    """A loss: its gradient at the outputs, and norms of the two parts of its curvature."""
 
     gradient: Tensor | Sizes
     outer: float
@@ -106,7 +106,7 @@ class Seen(NamedTuple):
 
 
 def seen(of: Outputs, target: Any, grad: Any, curvature: Any, *, data: bool) -> Seen:
-    """The square loss with a target, or any loss by its gradient, or the size of it, and its curvature."""
+    """The square loss for a target, or any loss given by its gradient (or its norm) and its curvature."""
     if isinstance(grad, (int, float)) and not isinstance(grad, bool):
         if data or target is not None:
             raise CurvlensError(
@@ -132,7 +132,7 @@ def _norm(curvature: OutputCurvature) -> float:
 
 
 def one_sample(x: Tensor) -> None:
-    """Bounds are for one sample: tokens (L, d)."""
+    """Check that X is one sample, (L, d)."""
     if x.ndim != 2:
         hint = " Of several samples, average the bounds." if x.ndim > 2 else ""
         raise CurvlensError(f"X has shape {tuple(x.shape)}, expected (tokens, features), one sample.{hint}")
