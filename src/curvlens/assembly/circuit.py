@@ -68,7 +68,7 @@ class Circuit:
         return self.nodes[-1].output if self.nodes else 0
 
     def shaped(self, view: View, tensor: Tensor) -> Tensor:
-        """A tensor in the shape of a parameter, with or without a last axis of directions, as the primitive needs it."""
+        """A tensor in the shape of a parameter, with or without a last axis of directions, for use in a primitive."""
         part = view.of(tensor)
         return part[0] if view.name in self.vectors else part
 

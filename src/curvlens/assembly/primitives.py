@@ -1,9 +1,8 @@
 """The primitives of a network: each has a value at a point and its first two derivatives in closed form.
 
 A primitive z = f(x_1, …) has slots for its inputs: states (with a batch axis in front) and parameters (without).
-Directions are one more axis at the end: a tangent or cotangent of a state is (B, *shape, k), of a parameter (*shape,
-k). With
-J_i the Jacobian of slot i,
+Directions are one more axis at the end: a tangent or cotangent of a state is (B, *shape, k), of a parameter
+(*shape, k). With J_i the Jacobian of slot i,
 
     push(i, t)     J_i t
     pull(i, c)     J_iᵀ c, for a parameter summed over all samples, or for each sample or token
@@ -45,7 +44,7 @@ class Primitive:
         raise NotImplementedError
 
     def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
-        """J_iᵀ c, (B, *shape, k). For a parameter (*shape, k), with leading B per sample, with leading B, T per token."""
+        """J_iᵀ c, (B, *shape, k). For a parameter (*shape, k), with B in front per sample, with B, T per token."""
         raise NotImplementedError
 
     def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:

@@ -20,7 +20,7 @@ from curvlens.calculus.bounds.sizes import Local, S, matrix, spectral
 
 @dataclass
 class Path:
-    """The dependence of a state on an earlier one: ∂state/∂earlier of each token, (L, d, d), and the weights between."""
+    """How a state depends on an earlier one: ∂state/∂earlier of each token, (L, d, d), and the weights between."""
 
     earlier: Tensor
     """t of the earlier state."""
