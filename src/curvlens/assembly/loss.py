@@ -64,7 +64,7 @@ def end(outputs: Tensor, batch: tuple[int, ...], target: Any, labels: Any, grad:
     of = Outputs(lambda: outputs, (samples, length, width), batch, outputs)
     loss = output_loss(of, target, grad, curvature, "mean")
     if not (isinstance(loss.rest, (int, float)) and loss.rest == 0):
-        raise CurvlensError("curvature is a pair; here a loss has one curvature, all of it of the Gauss–Newton part.")
+        raise CurvlensError("curvature is a pair, expected one: here all of it belongs to the Gauss–Newton part.")
     outer = loss.outer.R @ loss.outer.R.mT if isinstance(loss.outer, Root) else loss.outer
     return End(loss.gradient, outer if isinstance(outer, Tensor) else float(outer))
 

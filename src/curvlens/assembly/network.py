@@ -80,14 +80,14 @@ class Network:
         known = [*self.shapes, INPUT]
         for name in asked:
             if name not in known:
-                raise CurvlensError(f"wrt names {name!r}, which is no parameter. {nearest(str(name), known)}")
+                raise CurvlensError(f"wrt names {name!r}, which is not a parameter. {nearest(str(name), known)}")
         if not asked:
             raise CurvlensError("wrt is empty; name a parameter, or leave it out for all.")
         tables = [view.name for view in self.embedding if view.name in asked and found.nodes[0].output == 0]
         if INPUT in asked and tables:
             raise CurvlensError(
-                f"wrt names {INPUT!r} and {tables[0]!r}, which {INPUT!r} is made of: leave one of them out, or give "
-                "the embedded tokens in the place of the tokens."
+                f"wrt names {INPUT!r} and {tables[0]!r}, which {INPUT!r} is made of. Leave one of them out, or give "
+                "embedded tokens instead of token ids."
             )
         return [name for name in known if name in asked]
 

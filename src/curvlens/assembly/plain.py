@@ -37,9 +37,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.norm not in ("pre", "post", "none"):
-            raise CurvlensError(f"norm={self.norm!r}; there are 'pre', 'post' and 'none'.")
+            raise CurvlensError(f"norm={self.norm!r}, expected 'pre', 'post' or 'none'.")
         if self.norm_kind not in get_args(Kind):
-            raise CurvlensError(f"norm_kind={self.norm_kind!r}; there are 'layer' and 'rms'.")
+            raise CurvlensError(f"norm_kind={self.norm_kind!r}, expected 'layer' or 'rms'.")
         if self.activation != "swiglu":
             known_activation(self.activation)
         if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)) or not 0 <= self.eps < math.inf:
@@ -124,10 +124,10 @@ def stack(
     """
     settings = Settings(heads, norm, norm_kind, activation, mask, eps)
     if not layers:
-        raise CurvlensError("A stack needs a layer at least.")
+        raise CurvlensError("A stack needs at least one layer.")
     widths = [_check(weights, settings, f"h.{i}.") for i, weights in enumerate(layers)]
     if len(set(widths)) > 1:
-        raise CurvlensError(f"The layers have widths {widths}; those of a stack are equal.")
+        raise CurvlensError(f"The layers have widths {widths}; in a stack they must be equal.")
     parameters: dict[str, Tensor] = {}
     tables = () if embedding is None else embedding if isinstance(embedding, tuple) else (embedding,)
     if len(tables) > 2:
@@ -200,7 +200,7 @@ def check_mask(mask: Mask) -> None:
     if known:
         return
     given = f"{mask.dtype}" if isinstance(mask, Tensor) else repr(mask)
-    raise CurvlensError(f"mask is {given}; there are 'causal', None, and a boolean tensor, True where attended.")
+    raise CurvlensError(f"mask is {given}, expected 'causal', None or a boolean tensor, True where attended.")
 
 
 def _check(weights: Weights, settings: Settings, prefix: str) -> int:

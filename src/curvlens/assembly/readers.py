@@ -88,8 +88,8 @@ def _require_same(module: nn.Module, network: Network, mask: Mask) -> None:
     apart = float((found - network.forward(x)).norm() / found.norm().clamp(min=1e-30))
     if not apart <= torch.finfo(like.dtype).eps ** 0.5:
         raise CurvlensError(
-            f"The module computes something else than what was read of it, by {apart:.1g}: is a part of it replaced, a "
-            "class of your own, or is there a hook that changes what it gives?"
+            f"The module does not compute what was read: outputs differ by {apart:.1g}. Is a part of it replaced or "
+            "a class of your own, or does a hook change its output?"
         )
 
 
@@ -139,8 +139,8 @@ class _Reading:
         """A parameter, or a part of it, by its name."""
         if id(tensor) not in self._names:
             raise CurvlensError(
-                "A weight of the model is computed from others (a parametrisation?): it is no parameter, and cannot be "
-                "read."
+                "A weight of the model is computed from others (a parametrisation?). It is not a parameter and cannot "
+                "be read."
             )
         return View(self._names[id(tensor)], **part)
 

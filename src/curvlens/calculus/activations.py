@@ -89,5 +89,5 @@ ACTIVATIONS = {
 def activation(name: str) -> Activation:
     """One of `ACTIVATIONS`."""
     if name not in ACTIVATIONS:
-        raise CurvlensError(f"activation={name!r}; there are {', '.join(map(repr, ACTIVATIONS))}.")
+        raise CurvlensError(f"activation={name!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}.")
     return ACTIVATIONS[name]

@@ -109,7 +109,7 @@ def predicted(
 
 def _known_part(part: str) -> None:
     if part not in ("outer", "functional"):
-        raise CurvlensError(f"part={part!r}; there are 'outer' and 'functional'.")
+        raise CurvlensError(f"part={part!r}, expected 'outer' or 'functional'.")
 
 
 def predicted_depth(
@@ -214,7 +214,7 @@ def fit(
         )
     curve = values.reshape(-1, len(sigma))
     if not bool((sigma > 0).all() and (sigma.diff() > 0).all()):
-        raise CurvlensError("sigma has to be positive and ascending.")
+        raise CurvlensError("sigma must be positive and ascending.")
     if not bool((curve > 0).all() and curve.isfinite().all()):
         raise CurvlensError("A power law needs positive, finite values; a block that is exactly zero has no slope.")
     x, y = sigma.log(), curve.log()
@@ -224,7 +224,7 @@ def fit(
         warnings.warn(
             f"In no window of {FEW} points are the local slopes within tolerance={tolerance:g} of their mean; the "
             f"widest has {last - first + 1} of {len(sigma)}. The curve is noisy (raise tolerance=, or give repeats "
-            "of it or window=), or it is no power law.",
+            "of it or window=), or it is not a power law.",
             CurvlensWarning,
             stacklevel=2,
         )
@@ -260,7 +260,7 @@ def _numbers(name: str, given: Any) -> Float[Tensor, "*shape"]:
             numbers = torch.as_tensor(given, dtype=torch.float64)  # without dtype a list would become float32
     except (TypeError, ValueError, RuntimeError) as error:
         raise CurvlensError(
-            f"{name} is {a_kind(given)} that is no tensor of real numbers ({error}): give a tensor, an array "
+            f"{name} is {a_kind(given)} that cannot be converted to real numbers ({error}): give a tensor, an array "
             "or a list of numbers."
         ) from error
     return numbers.detach().double()

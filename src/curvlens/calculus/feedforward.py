@@ -241,5 +241,5 @@ def _wanted(wrt: str | None, known: list[str]) -> list[str]:
         return [name for name in known if name != "X"]
     words = wrt.split()
     if not words or any(word not in known for word in words):
-        raise CurvlensError(f"wrt={wrt!r}; it is made of the words {', '.join(known)}, as in 'up down X'.")
+        raise CurvlensError(f"wrt={wrt!r}, expected words among {', '.join(known)}, as in 'up down X'.")
     return [name for name in known if name in words]

@@ -156,8 +156,8 @@ class Form:
         """The exact Frobenius norm of a block (a name, or one pair of names), or of the whole."""
         if more:
             raise CurvlensError(
-                f"norm takes one block, got {(key, *more)!r}: of two names it is norm(({key!r}, {more[0]!r})). A Form "
-                "is a part itself, and takes no part."
+                f"norm takes one block, got {(key, *more)!r}: for two names call norm(({key!r}, {more[0]!r})). A Form "
+                "is one part already and takes no part."
             )
         if key is not None:
             first, second = self.pair(key)
@@ -255,7 +255,7 @@ class Split:
             return form
         names = self._form("total").names
         hint = f" A block is one argument: norm({names[:2]!r})." if part in names and len(names) > 1 else ""
-        raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.{hint}")
+        raise CurvlensError(f"part={part!r}, expected 'outer', 'functional' or 'total'.{hint}")
 
     def norm(self, block: Key | None = None, part: SplitPart = "total") -> float:
         """The Frobenius norm of a block (a name, or a pair of names) or of the whole, exact.

@@ -99,8 +99,8 @@ def hessian(
     for i, weight in enumerate(weights):
         if weight.ndim != 2 or weight.shape[1] != out.shape[-1]:
             raise CurvlensError(
-                f"W{i + 1} has shape {tuple(weight.shape)}, expected (out, {out.shape[-1]}), what comes before: "
-                "weights are (out, in) here, as nn.Linear has them."
+                f"W{i + 1} has shape {tuple(weight.shape)}, expected (out, {out.shape[-1]}) to fit the layer before. "
+                "Weights are (out, in) here, as in nn.Linear."
             )
         out = out @ weight.T
     if target.shape != (*X.shape[:-1], out.shape[-1]):

@@ -124,7 +124,7 @@ def unembedded_cross_entropy_root(
     """
     counted = _counted(outputs, unembedding, labels, ignore_index)
     if over not in ("sample", "all"):
-        raise CurvlensError(f"over={over!r}; there are 'sample' and 'all'.")
+        raise CurvlensError(f"over={over!r}, expected 'sample' or 'all'.")
     # no derivatives are needed, so no graph is built
     outputs, unembedding = outputs.detach(), unembedding.detach()
     p = _softmax(outputs @ unembedding)
@@ -149,7 +149,7 @@ def _counted(outputs: Tensor, unembedding: Tensor, labels: Tensor, ignore_index:
         )
     (d, classes), width = unembedding.shape, outputs.shape[-1]
     if d != width:
-        fix = "nn.Linear stores (classes, d): give its weight.T." if classes == width else "Their d has to be equal."
+        fix = "nn.Linear stores (classes, d): give its weight.T." if classes == width else "Their d must be equal."
         raise CurvlensError(
             f"unembedding has shape {(d, classes)}, expected ({width}, classes) for outputs of shape "
             f"{tuple(outputs.shape)}. {fix}"

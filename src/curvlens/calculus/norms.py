@@ -248,7 +248,7 @@ def hessian(
     known = [name for name in ("scale", "shift", "X") if given[name] is not None]
     words = (["scale", "shift"] if len(known) > 1 else ["X"]) if wrt is None else wrt.split()
     if not words or any(word not in ("scale", "shift", "X") for word in words):
-        raise CurvlensError(f"wrt={wrt!r}; it is made of the words scale, shift and X, as in 'scale X'.")
+        raise CurvlensError(f"wrt={wrt!r}, expected words among scale, shift and X, as in 'scale X'.")
     wanted = [name for name in known if name in words]
     if not wanted:
         raise CurvlensError(f"wrt={wrt!r}, but none of these was given.")
@@ -299,6 +299,6 @@ def require_fit(x: Any, scale: Any = None, shift: Any = None, **directions: Any)
 def check(kind: str, eps: float) -> None:
     """Check the kind and the ε of a norm."""
     if kind not in ("layer", "rms"):
-        raise CurvlensError(f"kind={kind!r}; there are 'layer' and 'rms'.")
+        raise CurvlensError(f"kind={kind!r}, expected 'layer' or 'rms'.")
     if not eps >= 0:
-        raise CurvlensError(f"eps={eps}; it is added to a variance and has to be 0 or more.")
+        raise CurvlensError(f"eps={eps}, expected 0 or more: it is added to a variance.")

@@ -48,7 +48,7 @@ def output_loss(of: Outputs, target: Any, grad: Any, curvature: Any, reduction: 
     shape = (*of.batch, length, width)
     scale = {"mean": 1 / samples, "sum": 1.0}.get(reduction)
     if scale is None:
-        raise CurvlensError(f"reduction={reduction!r}; there are 'mean' (over the samples) and 'sum'.")
+        raise CurvlensError(f"reduction={reduction!r}, expected 'mean' (over the samples) or 'sum'.")
     if (target is None) == (grad is None):
         given = "both target and grad" if target is not None else "neither target nor grad"
         raise CurvlensError(f"Got {given}: give target= for the square loss, or grad= and curvature= of another.")
@@ -96,7 +96,7 @@ def _curvature(
         return scale * given
     if isinstance(given, Root):
         if not isinstance(given.R, Tensor) or not given.R.ndim:
-            raise CurvlensError(f"the root of {name} has to have the shape {(*shape, 'r')}, for any r.")
+            raise CurvlensError(f"the root of {name} must have the shape {(*shape, 'r')}, for any r.")
         columns = given.R.shape[-1]
         _fits(f"the root of {name}", given.R, (*shape, columns), of)
         return Root(scale**0.5 * given.R.detach().reshape(*of.shape, columns))
@@ -121,7 +121,7 @@ def _fits(name: str, given: Any, shape: tuple[int, ...], of: Outputs, *, finite:
         hint = " A root R of it is given as attention.Root(R)." if root else ""
         if isinstance(given, Tensor) and of.heads > 1 and tuple(given.shape) == (*shape[:-1], of.heads * shape[-1]):
             hint = " Outputs of heads add up; where they are concatenated, give WV=(down, up) with up (heads, r, d)."
-        raise CurvlensError(f"{name} has to have the shape {shape}, {what}; got {got}.{hint}")
+        raise CurvlensError(f"{name} must have the shape {shape}, {what}; got {got}.{hint}")
     of_one_kind({"X": of.like, name: given})
     if finite:
         require_finite(name, given)

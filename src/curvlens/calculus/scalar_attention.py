@@ -189,11 +189,11 @@ def _check(x: Tensor, w_Q: Tensor, w_K: Tensor, y: Tensor, bias: Tensor | None, 
                 f"of queries and keys are vectors. Give {name}.flatten()."
             )
     if w_Q.shape != w_K.shape:
-        raise CurvlensError(f"w_Q has {w_Q.numel()} entries, w_K has {w_K.numel()}: they have to be equal.")
+        raise CurvlensError(f"w_Q has {w_Q.numel()} entries, w_K has {w_K.numel()}: they must be equal.")
     if not x.ndim:
         raise CurvlensError("x is a single number, expected (…, tokens): give x[None] for one token.")
     if y.shape != x.shape:
-        raise CurvlensError(f"y has shape {tuple(y.shape)}, x has {tuple(x.shape)}: they have to be equal.")
+        raise CurvlensError(f"y has shape {tuple(y.shape)}, x has {tuple(x.shape)}: they must be equal.")
     square = (x.shape[-1], x.shape[-1])
     if bias is not None and (not isinstance(bias, Tensor) or tuple(bias.shape) != square):
         given = f"shape {tuple(bias.shape)}" if isinstance(bias, Tensor) else f"type {type(bias).__name__}"
@@ -205,7 +205,7 @@ def _check(x: Tensor, w_Q: Tensor, w_K: Tensor, y: Tensor, bias: Tensor | None, 
                 "where attended. A float mask that is added to the scores goes into bias=."
             )
     elif mask not in (None, "causal"):
-        raise CurvlensError(f"mask={mask!r}; there are None, 'causal' and a boolean tensor, True where attended.")
+        raise CurvlensError(f"mask={mask!r}, expected None, 'causal' or a boolean tensor, True where attended.")
 
 
 def _number(name: str, given: float | Tensor) -> float:

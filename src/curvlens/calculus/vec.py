@@ -23,7 +23,7 @@ def unvec(vector: Float[Tensor, "*batch mn"], rows: int, columns: int) -> Float[
     """The matrix of given size whose `vec` is the vector."""
     if not vector.ndim or vector.shape[-1] != rows * columns:
         raise CurvlensError(
-            f"A vector of shape {tuple(vector.shape)} is no {rows} × {columns} matrix: its last axis has to have "
+            f"A vector of shape {tuple(vector.shape)} is not a {rows} × {columns} matrix: its last axis must have "
             f"{rows * columns} entries."
         )
     return vector.reshape(*vector.shape[:-1], rows, columns)

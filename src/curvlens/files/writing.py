@@ -38,13 +38,13 @@ def require_ours(file: Path, fix: str, *, kind: str = "") -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise CurvlensError(f"{str(file)!r} cannot be written over: {error.strerror}. {fix}") from error
+        raise CurvlensError(f"{str(file)!r} cannot be overwritten: {error.strerror}. {fix}") from error
     except CurvlensError as error:
-        raise CurvlensError(f"{error} It is not written over. {fix}") from error
+        raise CurvlensError(f"{error} It is not overwritten. {fix}") from error
     if found == "changed":
-        raise CurvlensError(f"{str(file)!r} was changed since curvlens wrote it, so it is not written over. {fix}")
+        raise CurvlensError(f"{str(file)!r} was changed since curvlens wrote it, so it is not overwritten. {fix}")
     if found == "other":
-        raise CurvlensError(f"{str(file)!r} was not written by curvlens, so it is not written over. {fix}")
+        raise CurvlensError(f"{str(file)!r} was not written by curvlens, so it is not overwritten. {fix}")
 
 
 def _replace(file: Path, content: bytes) -> None:

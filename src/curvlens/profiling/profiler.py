@@ -296,7 +296,7 @@ def _with_spectral(
 def _with_gaps(result: Profile, blocked: dict[str, str]) -> Profile:
     """Note the modules without a second derivative. Their parts and those of later modules are NaN."""
     named = "; ".join(f"{path or 'the model itself'!r}: {why}" for path, why in blocked.items())
-    note = f"not twice differentiable: {named}. Its part, those of what lies behind it, GGN and Hessian are not known"
+    note = f"not twice differentiable: {named}. Its part, the parts of later modules, GGN and Hessian are not known"
     warn(f"The profile has gaps. A module is {note} (NaN). Use a plain implementation of it.", NotedWarning)
     return replace(_noted(result, note), status=worst([result.status, Status.HAS_GAPS]))
 

@@ -59,8 +59,7 @@ def added(one: Estimate, other: Estimate) -> Estimate:
     """The sum of two estimates."""
     if one.value.shape != other.value.shape:
         raise CurvlensError(
-            f"Estimates of shapes {tuple(one.value.shape)} and {tuple(other.value.shape)} have no sum: "
-            "the shapes have to be equal."
+            f"Shapes must match to add estimates; got {tuple(one.value.shape)} and {tuple(other.value.shape)}."
         )
     mine, theirs = seeds(one), seeds(other)
     known = mine is not None and theirs is not None

@@ -144,7 +144,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             f"formats 1 and {FORMAT}: {', '.join(sorted(Result.kinds))}. curvlens {document.get('curvlens')} wrote it."
         )
     if not isinstance(fields, dict):
-        raise CurvlensError(f"{str(text)!r} is no complete {kind}: it has no fields.")
+        raise CurvlensError(f"{str(text)!r} is not a complete {kind}: it has no fields.")
     tensors: dict[str, Tensor] = {}
     file = _tensor_file(text, document)
     if file is not None:
@@ -168,7 +168,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     try:
         return _join({"$kind": kind, "fields": fields}, tensors, old=format == 1)
     except (TypeError, LookupError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
-        raise CurvlensError(f"{str(text)!r} is no complete {kind}: {error}.") from error
+        raise CurvlensError(f"{str(text)!r} is not a complete {kind}: {error}.") from error
 
 
 def claim(path: str | os.PathLike[str]) -> Path:
@@ -217,9 +217,9 @@ def _read(text: Path) -> dict[str, Any]:
         except FileNotFoundError:
             raise CurvlensError(f"There is no result at {str(text)!r}. Give the path that save() returned.") from None
         except ValueError as error:
-            raise CurvlensError(f"{str(text)!r} is no saved result: {error}.") from error
+            raise CurvlensError(f"{str(text)!r} is not a saved result: {error}.") from error
     if not isinstance(document, dict):
-        raise CurvlensError(f"{str(text)!r} is no saved result: it holds a {type(document).__name__}.")
+        raise CurvlensError(f"{str(text)!r} is not a saved result: it holds a {type(document).__name__}.")
     return document
 
 
@@ -239,7 +239,7 @@ def _tensor_file(text: Path, document: dict[str, Any]) -> Path | None:
     name = named.get("file") if isinstance(named, dict) else None
     if not isinstance(name, str) or not re.fullmatch(rf"{re.escape(text.stem)}\.[0-9a-f]{{16}}\.safetensors", name):
         raise CurvlensError(
-            f"{str(text)!r} names {name!r} as the file of its tensors, which is not how they are called."
+            f"{str(text)!r} names {name!r} as the file of its tensors, which is not the name of such a file."
         )
     return text.with_name(name)
 

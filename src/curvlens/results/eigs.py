@@ -75,7 +75,7 @@ class Eigs(Result):
         named = self.maps.get(by, self.blocks if by == "block" else None)
         if by == "head" and self.maps and named is None:
             raise CurvlensError(
-                "by='head': how many heads the model has was not known. Say it: Problem(..., heads=6), and compute the "
+                "by='head': the number of heads was not known. Give it: Problem(..., heads=6), and compute the "
                 "eigenvectors for that problem."
             )
         if named:

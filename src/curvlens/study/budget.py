@@ -74,7 +74,7 @@ def _why(text: str) -> str:
     """What is wrong with a text that is no budget."""
     match = _NUMBER.fullmatch(text)
     if match is None:
-        return "is no amount with a unit"
+        return "is not an amount with a unit"
     if text.lower().lstrip("+-").startswith(("nan", "inf")) or text.startswith("-"):
         return "is not a finite number above zero"
     return f"has the unknown unit {match[2].strip()!r}" if match[2].strip() else "has no unit"

@@ -28,7 +28,7 @@ def checked(identity: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     try:
         if not isinstance(identity, Mapping) or not identity:
-            raise ValueError("it is no mapping with an entry")
+            raise ValueError("it is not a mapping with at least one entry")
         found: dict[str, Any] = plain(identity, where="identity")
     except ValueError as error:
         raise CurvlensError(f"This identity cannot be stored: {error}. Give one as {{'model': '3f2a…'}}.") from error
@@ -41,7 +41,7 @@ def pinned(folder: Path) -> dict[str, Any] | None:
     try:
         content = files.parse(files.read(file, LARGEST))
         if not isinstance(content, dict) or content.get("curvlens study") != 1:
-            raise ValueError("it is no file of a study")
+            raise ValueError("it is not a file of a study")
         return checked(decoded(content["identity"]))
     except (FileNotFoundError, NotADirectoryError):
         return None

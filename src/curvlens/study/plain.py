@@ -39,7 +39,7 @@ def plain(value: Any, *, finite: bool = False, where: str = "", depth: int = 0) 
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str) or name.startswith("$"):
-                raise ValueError(f"{where}[{name!r:.40}] is no name; a name is a text that does not begin with '$'")
+                raise ValueError(f"{where}[{name!r:.40}] is not a name; a name is a text that does not begin with '$'")
         return {
             _text(name, where): plain(each, finite=finite, where=f"{where}[{name!r}]", depth=depth + 1)
             for name, each in value.items()
@@ -69,7 +69,7 @@ def decoded(value: Any) -> Any:
             return {name: decoded(each) for name, each in value.items()}
         name = value[MARK]
         if len(value) != 1 or not isinstance(name, str) or name not in _NAMES:
-            raise ValueError(f"{value!r:.60} is no float")
+            raise ValueError(f"{value!r:.60} is not a float")
         return _NAMES[name]
     return [decoded(each) for each in value] if isinstance(value, list) else value
 

@@ -68,7 +68,7 @@ def parsed(text: bytes, tensors: Open = Stored.none) -> Record:
     except CurvlensError as error:
         raise ValueError(str(error).rstrip(".")) from error
     except (TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("it is no record") from error
+        raise ValueError("it is not a record") from error
     return record
 
 

@@ -72,7 +72,7 @@ def run(
     order. A budget of gradients needs ``gradients``, the cost of a unit; it does the same units on every machine.
     """
     if type(jobs) is not int or jobs < 0:
-        raise CurvlensError(f"jobs={jobs!r:.40} is no number of processes. Give a whole number, as jobs=2.")
+        raise CurvlensError(f"jobs={jobs!r:.40} is not a number of processes. Give a whole number, as jobs=2.")
     limit = parse_budget(budget)
     if limit is not None and limit.gradients is not None and gradients is None:
         raise CurvlensError(f"budget={str(limit)!r} needs the cost of a unit. Give run(…, gradients=lambda unit: 2.0).")
@@ -158,8 +158,8 @@ def _elsewhere(
             yield from pool(delayed(_in_worker)(me, unit, work[unit.kind], threads) for unit in units)
         except TerminatedWorkerError as error:
             raise CurvlensError(
-                "A process that measured was ended from outside, perhaps since memory ran out. What is measured is "
-                "kept: run the same command again, with --jobs 1 or jobs=1."
+                "A worker process was killed, perhaps because memory ran out. Finished units are kept. Run the same "
+                "command again, with --jobs 1 or jobs=1."
             ) from error
 
 

@@ -102,7 +102,7 @@ class OnDisk(Mapping[str, Tensor]):
         try:
             found: dict[str, Tensor] = load(content)
         except (SafetensorError, KeyError, ValueError) as error:
-            raise self._error(f"is no safetensors file: {error}") from error
+            raise self._error(f"is not a safetensors file: {error}") from error
         if found.keys() != set(self.stored.names):
             raise self._error(f"holds other tensors: {listing(sorted(found))}")
         return found

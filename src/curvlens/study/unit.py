@@ -33,11 +33,11 @@ class Unit:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not _KIND.fullmatch(self.kind) or self.kind == "table":
             raise CurvlensError(
-                f"{self.kind!r:.60} is no kind of unit. Use small letters, digits, '.', '_' and '-', as 'trace'. "
+                f"{self.kind!r:.60} is not a kind of unit. Use small letters, digits, '.', '_' and '-', as 'trace'. "
                 "'table' is the name of another file."
             )
         if type(self.revision) is not int or not 0 <= self.revision < 1 << 63:
-            raise CurvlensError(f"revision={self.revision!r:.40} is no whole number from 0. Give one, as revision=1.")
+            raise CurvlensError(f"revision={self.revision!r:.40}, expected a whole number, 0 or more, as revision=1.")
         object.__setattr__(self, "config", _mapping("config", self.config, finite=True))
 
     @property

@@ -86,12 +86,12 @@ def hessian(
         loss = output_loss(of.outputs(batch), target, grad, curvature, reduction)
     letters = _letters(wrt, context is not None)
     if "O" in letters and of.up is None:
-        raise CurvlensError(f"wrt={wrt!r}: there is no O, as the value is one matrix; with WV=(down, up) there is.")
+        raise CurvlensError(f"wrt={wrt!r}: there is no O, as the value is one matrix. Give WV=(down, up).")
     if "O" in letters and "V" not in letters:
-        raise CurvlensError(f"wrt={wrt!r}: O comes with V, which means both factors of the value.")
+        raise CurvlensError(f"wrt={wrt!r}: O needs V: V means both factors of the value.")
     found = AttentionHessian(of, loss, letters, batch, named=WQ.ndim == 3)
     if not found.total.size:
-        raise CurvlensError(f"wrt={wrt!r} leaves no block: one matrix W_QK has the letters Q and V.")
+        raise CurvlensError(f"wrt={wrt!r} names no block: with one matrix W_QK the letters are Q and V.")
     return found
 
 
@@ -108,7 +108,7 @@ def _letters(wrt: str | Sequence[str], crossed: bool) -> list[str]:
     letters = list(dict.fromkeys(wrt)) if isinstance(wrt, (str, list, tuple)) else []
     if not letters or any(letter not in tuple(known + "O") for letter in letters):
         raise CurvlensError(
-            f"wrt={wrt!r}; it is made of the letters {', '.join(known)} (C only with a context; V means both factors "
+            f"wrt={wrt!r}, expected letters among {', '.join(known)} (C only with a context; V means both factors "
             "of a value of low rank, W_V and W_O)."
         )
     return letters

@@ -181,14 +181,14 @@ def attention_inputs(
             + "."
         )
     if kind not in ("softmax", "linear"):
-        raise CurvlensError(f"kind={kind!r}; there are 'softmax' and 'linear'.")
+        raise CurvlensError(f"kind={kind!r}, expected 'softmax' or 'linear'.")
     tau = _tau(temperature, 1.0 if wk is None else wq.shape[-1] ** 0.5)
     if tau is None:
-        raise CurvlensError(f"temperature={temperature}; it divides the scores and has to be a positive number.")
+        raise CurvlensError(f"temperature={temperature}, expected a positive number: it divides the scores.")
     keys = x if context is None else context
     if keys.shape[:-2] != x.shape[:-2]:
         raise CurvlensError(
-            f"X has the batch shape {tuple(x.shape[:-2])}, context {tuple(keys.shape[:-2])}: they have to be equal."
+            f"X has the batch shape {tuple(x.shape[:-2])}, context {tuple(keys.shape[:-2])}: they must be equal."
         )
     heads = {name: w if w.ndim == 3 else w[None] for name, w in weights.items()}
     query, key, value, out = heads[q_name], heads.get("WK"), heads[v_name], heads.get("WO (up)")
@@ -246,11 +246,11 @@ def _tau(temperature: Any, root: float) -> float | None:
 def _as_boolean(mask: Any) -> str:
     """Advice on how to make a boolean mask of a numeric one."""
     if not isinstance(mask, Tensor) or mask.is_complex() or mask.is_meta:
-        return " torch.as_tensor(mask, dtype=torch.bool) makes one of ones and zeros." if hasattr(mask, "shape") else ""
+        return " For ones and zeros, use torch.as_tensor(mask, dtype=torch.bool)." if hasattr(mask, "shape") else ""
     if bool((mask <= 0).all()):  # also for all zeros, which mask nothing
-        return " Of numbers that are added to the scores: mask == 0."
+        return " For numbers that are added to the scores, use mask == 0."
     if bool(((mask == 0) | (mask == 1)).all()):
-        return " Of ones where attended: mask.bool()."
+        return " For ones where attended, use mask.bool()."
     return " It has neither ones where attended nor a large negative number where not: numbers are not supported."
 
 
@@ -261,7 +261,7 @@ def _allowed(mask: Any, x: Tensor, keys: Tensor) -> Tensor | None:
     size = (x.shape[-2], keys.shape[-2])
     if isinstance(mask, str):
         if mask != "causal":
-            raise CurvlensError(f"mask={mask!r}; there are None, 'causal' and a boolean tensor, True where attended.")
+            raise CurvlensError(f"mask={mask!r}, expected None, 'causal' or a boolean tensor, True where attended.")
         if size[0] != size[1]:
             raise CurvlensError(f"mask='causal' with {size[0]} queries and {size[1]} keys: give a boolean tensor.")
         return torch.ones(1, *size, dtype=torch.bool, device=x.device).tril()

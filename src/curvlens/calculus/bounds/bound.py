@@ -62,14 +62,14 @@ class Bound:
         norm, room = _spectral(of) if spectral_norm is None else (_size(spectral_norm), ROUNDING)
         if not norm <= self.total * (1 + room):
             raise CurvlensError(
-                f"The given norm is {norm:.6g} and larger than the bound, {self.total:.6g}, which the spectral norm of "
-                "this Hessian cannot be: is it a Frobenius norm, or of another Hessian?"
+                f"The given norm {norm:.6g} is larger than the bound {self.total:.6g} on the spectral norm of this "
+                "Hessian. Is it a Frobenius norm, or the norm of another Hessian?"
             )
         return norm / self.total if self.total else 1.0
 
     def _at(self, name: str) -> int:
         if name not in self.names:
-            raise CurvlensError(f"There is no block {name!r}; there are {', '.join(self.names)}.")
+            raise CurvlensError(f"There is no block {name!r}. The blocks are {', '.join(self.names)}.")
         return self.names.index(name)
 
 
@@ -127,9 +127,9 @@ def selected(names: Sequence[str], wrt: str | None, outer: Tensor, functional: T
     """The bound for the words of ``wrt``; None means all but the tokens X."""
     words = [name for name in names if name != "X"] if wrt is None else wrt.split()
     if any(word not in names for word in words):
-        raise CurvlensError(f"wrt={wrt!r}; it is made of the words {', '.join(names)}.")
+        raise CurvlensError(f"wrt={wrt!r}, expected words among {', '.join(names)}.")
     if not words:
-        raise CurvlensError(f"wrt={wrt!r} leaves nothing to differentiate by; it is made of {', '.join(names)}.")
+        raise CurvlensError(f"wrt={wrt!r} names no variable, expected words among {', '.join(names)}.")
     kept = [i for i, name in enumerate(names) if name in words]
     index = torch.tensor(kept)
     return Bound(tuple(names[i] for i in kept), outer[index][:, index], functional[index][:, index])

@@ -148,9 +148,9 @@ class _Block:
         temperature: float,
     ) -> None:
         if norm not in ("pre", "post", "none"):
-            raise CurvlensError(f"norm={norm!r}; there are 'pre', 'post' and 'none'.")
+            raise CurvlensError(f"norm={norm!r}, expected 'pre', 'post' or 'none'.")
         if kind not in ("layer", "rms"):
-            raise CurvlensError(f"norm_kind={kind!r}; there are 'layer' and 'rms'.")
+            raise CurvlensError(f"norm_kind={kind!r}, expected 'layer' or 'rms'.")
         self.norm, self.kind, self.eps, self.activation = norm, kind, eps, activation
         self.mask, self.temperature = mask, temperature
         known = [name for name in NAMES if norm != "none" or name not in NORMS]

@@ -102,7 +102,7 @@ def prior(
     """The bounds from sizes alone."""
     s = math.hypot(x.spread / math.sqrt(d), math.sqrt(eps))
     if s == 0:
-        raise CurvlensError("eps is 0, and a-priori nothing keeps s from it: give eps > 0, or data=True.")
+        raise CurvlensError("eps is 0, so without data the bound is infinite. Give eps > 0, or data=True.")
     gamma = 1.0 if scale is None else float(scale.abs().max())
     reach = math.sqrt(d - 1 if kind == "layer" else d)  # the largest |n_ij|
     root, slope = math.sqrt(length), gamma / s * (reach > 0)  # a single feature minus its mean is 0

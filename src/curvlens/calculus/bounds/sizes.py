@@ -110,14 +110,14 @@ def seen(of: Outputs, target: Any, grad: Any, curvature: Any, *, data: bool) -> 
     if isinstance(grad, (int, float)) and not isinstance(grad, bool):
         if data or target is not None:
             raise CurvlensError(
-                f"grad={grad} is the size of a gradient, which is enough a-priori and without target= only; "
-                "with data=True give the gradient itself, a tensor of the shape of the output."
+                f"grad={grad} is the norm of a gradient, which is not enough with data=True or target=. Give the "
+                "gradient itself, a tensor with the shape of the output."
             )
         number = isinstance(curvature, (int, float)) and math.isfinite(curvature)
         if not (math.isfinite(grad) and grad >= 0 and number):
             raise CurvlensError(
                 f"grad={grad} with curvature={curvature!r}; expected ‖∂ℓ/∂y‖ and a bound on ‖∂²ℓ/∂y²‖, two finite "
-                "numbers of which the first is not negative."
+                "numbers, the first 0 or more."
             )
         return Seen(Sizes.at_most(float(grad)), abs(float(curvature)), 0.0)
     loss = output_loss(of, target, grad, curvature, "mean")

@@ -53,12 +53,12 @@ def check_matrices(X: Tensor, WV: Tensor | None = None, Y: Tensor | None = None,
                 "stores (out, in): give its weight.T."
             )
     if "WQ" in shapes and shapes["WQ"] != shapes["WK"]:
-        raise CurvlensError(f"WQ has shape {shapes['WQ']}, WK has {shapes['WK']}: they have to be equal.")
+        raise CurvlensError(f"WQ has shape {shapes['WQ']}, WK has {shapes['WK']}: they must be equal.")
     if "WQK" in shapes and shapes["WQK"] != (d, d):
-        raise CurvlensError(f"WQK has shape {shapes['WQK']}, expected ({d}, {d}): it stands for W_Q W_Kᵀ.")
+        raise CurvlensError(f"WQK has shape {shapes['WQK']}, expected ({d}, {d}): it replaces W_Q W_Kᵀ.")
     if "Y" in shapes and shapes["Y"] != (length, shapes["WV"][1]):
         raise CurvlensError(
-            f"Y has shape {shapes['Y']}, the output X W_V has {(length, shapes['WV'][1])}: they have to be equal."
+            f"Y has shape {shapes['Y']}, the output X W_V has {(length, shapes['WV'][1])}: they must be equal."
         )
 
 
