@@ -363,7 +363,7 @@ def lower(**change: Any) -> dict[str, Tensor]:
         (lambda x: bounds.block(x[None], small(), x[None]), "one sample. Of several samples, average the bounds"),
         (lambda x: bounds.block(x, small()), "neither target nor grad"),
         (lambda x: bounds.block(x, small(), grad=1.0, curvature=1.0, data=True), "Give the gradient itself"),
-        (lambda x: bounds.block(x, small(), grad=-1.0, curvature=1.0), "not negative"),
+        (lambda x: bounds.block(x, small(), grad=-1.0, curvature=1.0), "0 or more"),
         (lambda x: bounds.block(x, small(), grad=1.0, curvature=math.nan), "two finite numbers"),
         (lambda x: bounds.block(x, small(), grad=1e200, curvature=1e308), "over- or underflow"),
         (lambda x: bounds.norm(1e200 * x, target=x), "over- or underflow"),
