@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -19,7 +20,7 @@ class Root:
 
     R: Tensor
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "*batch d d"]:
         """S itself."""
         return self.R @ self.R.mT
 
@@ -75,7 +76,7 @@ def plus(first: OutputCurvature, second: OutputCurvature) -> OutputCurvature:
     return tensor + number * torch.eye(tensor.shape[-1], dtype=tensor.dtype, device=tensor.device)
 
 
-def applied(curvature: OutputCurvature, directions: Tensor) -> Tensor | None:
+def applied(curvature: OutputCurvature, directions: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"] | None:
     """S_i ḟ_i for directions (…, B, L, d_V), or of (B·L, d_V); None if it is zero."""
     if isinstance(curvature, float):
         return curvature * directions if curvature else None

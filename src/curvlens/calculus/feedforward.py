@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.activations import activation as named
@@ -63,7 +64,7 @@ def forward(
     gate_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     activation: str = "gelu",
-) -> Tensor:
+) -> Float[Tensor, "*batch l o"]:
     """The output of the layer, (…, L, d_out)."""
     y = hidden(X, up, up_bias, gate, gate_bias, activation).h @ down
     return y if down_bias is None else y + down_bias

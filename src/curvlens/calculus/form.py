@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal, NoReturn
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.own_dtype import in_own_dtype
@@ -114,7 +115,7 @@ class Form:
     # Dense results
 
     @in_own_dtype
-    def __getitem__(self, key: Key) -> Tensor:
+    def __getitem__(self, key: Key) -> Float[Tensor, "p q"]:
         first, second = self.pair(key)
         rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
         require_room_for(2 * rows * columns, self._like, f"The block ({first}, {second}), with as much to work in,")
@@ -123,7 +124,7 @@ class Form:
         return out.view(rows, columns)
 
     @in_own_dtype
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "n n"]:
         """The whole matrix, blocks in the order of `names`."""
         largest = max(rows * columns for rows, columns in self.shapes.values()) ** 2
         what = f"{self.title} as a dense matrix, with two blocks to work in,"
@@ -169,7 +170,7 @@ class Form:
         return math.hypot(*(value * (1 if a == b else math.sqrt(2)) for (a, b), value in each.items()))
 
     @in_own_dtype
-    def diagonal(self, name: str | None = None) -> Tensor:
+    def diagonal(self, name: str | None = None) -> Float[Tensor, " n"]:
         """The diagonal of the block (name, name), or of the whole."""
         if name is None:
             return torch.cat([self.diagonal(name) for name in self.names])
@@ -186,7 +187,7 @@ class Form:
         return float(self.diagonal(name).double().sum())
 
     @in_own_dtype
-    def matvec(self, v: Tensor) -> Tensor:
+    def matvec(self, v: Tensor) -> Float[Tensor, "n ..."]:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         columns = self.columns(v)
         out = torch.zeros_like(columns)
@@ -197,11 +198,11 @@ class Form:
                     out[self.slices[first]] += term.times(part).flatten(0, 1)
         return out.reshape(v.shape)
 
-    def columns(self, v: Tensor) -> Tensor:
+    def columns(self, v: Tensor) -> Float[Tensor, "n k"]:
         """A vector or matrix of the right length, as (size, k) in the dtype of the form."""
         return self.checked(v).reshape(self.size, -1)
 
-    def checked(self, v: Tensor) -> Tensor:
+    def checked(self, v: Tensor) -> Float[Tensor, "n ..."]:
         """A vector or matrix of the right length, in the dtype of the form."""
         if not isinstance(v, Tensor) or v.ndim not in (1, 2) or v.shape[0] != self.size or v.is_complex():
             given = f"shape {tuple(v.shape)}, {v.dtype}" if isinstance(v, Tensor) else a_kind(v)
@@ -225,12 +226,12 @@ class MatrixForm(Form):
     def _above(self, first: str, second: str) -> list[Term]:
         return list(self._terms(first, second))  # not cached: a pickle would contain the whole matrix for every block
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "n n"]:
         """A copy of the whole matrix, blocks in the order of `names`."""
         return self._matrix.clone()
 
     @in_own_dtype
-    def matvec(self, v: Tensor) -> Tensor:
+    def matvec(self, v: Tensor) -> Float[Tensor, "n ..."]:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._matrix @ self.checked(v)
 
@@ -268,11 +269,11 @@ class Split:
         """The trace of a diagonal block or of the whole, exact."""
         return self._form(part).trace(block)
 
-    def diagonal(self, block: str | None = None, part: SplitPart = "total") -> Tensor:
+    def diagonal(self, block: str | None = None, part: SplitPart = "total") -> Float[Tensor, " n"]:
         """The diagonal of a diagonal block or of the whole."""
         return self._form(part).diagonal(block)
 
-    def matvec(self, v: Tensor, part: SplitPart = "total") -> Tensor:
+    def matvec(self, v: Tensor, part: SplitPart = "total") -> Float[Tensor, "n ..."]:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._form(part).matvec(v)
 

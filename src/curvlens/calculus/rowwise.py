@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.curvature import OutputCurvature, Root, flat, is_zero, plus
@@ -92,6 +93,6 @@ def _sandwich(one: Slot, other: Slot, curvature: OutputCurvature) -> list[Term]:
     return [Tokens(one.u, other.u, start if right is None else start @ right.mT, "a", "c", "de", one is other)]
 
 
-def units(tokens: Tensor) -> Tensor:
+def units(tokens: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     """The unit vectors e_n, (N, N): u_n if the tokens are the variables."""
     return torch.eye(len(tokens), dtype=tokens.dtype, device=tokens.device)

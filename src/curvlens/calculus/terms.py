@@ -21,6 +21,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.room import require_room
@@ -43,7 +44,7 @@ class Factored:
         """The shape of P."""
         return (self.left.shape[0], self.left.shape[1], self.right.shape[1])
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "n p q"]:
         """P."""
         require_room(
             math.prod(self.shape), self.left, "A matrix for every token", "Give fewer tokens or samples at a time."
@@ -59,20 +60,20 @@ class Factored:
             some = slice(start, min(start + step, count))
             yield some, torch.bmm(self.left[some], self.right[some].mT, out=space[: some.stop - start])
 
-    def sizes(self) -> Tensor:
+    def sizes(self) -> Float[Tensor, " n"]:
         """‖P_n‖, (N,), in float64: squares of the factors would overflow a lower dtype."""
         left, right = self.left.double(), self.right.double()
         squares = ((left.mT @ left) * (right.mT @ right)).flatten(1).sum(1)
         return squares.clamp_(min=0).sqrt()
 
 
-def factored(left: Tensor, right: Tensor) -> Tensor | Factored:
+def factored(left: Float[Tensor, "n p r"], right: Float[Tensor, "n q r"]) -> Float[Tensor, "n p q"] | Factored:
     """L_n R_nᵀ, as factors if those are smaller."""
     factors = Factored(left, right)
     return factors if 2 * left.shape[-1] <= min(factors.shape[1:]) else factors.dense()
 
 
-def built(given: Tensor | Factored) -> Tensor:
+def built(given: Tensor | Factored) -> Float[Tensor, "n p q"]:
     """P as a tensor."""
     return given if isinstance(given, Tensor) else given.dense()
 
@@ -157,7 +158,7 @@ class Tokens:
         """The axes of the operands."""
         return (self.on_u, self.on_w, self.on_matrix)
 
-    def dense(self, space: Tensor | None = None) -> Tensor:
+    def dense(self, space: Float[Tensor, " s"] | None = None) -> Float[Tensor, "a d c e"]:
         """[a, d, c, e], a view of one matrix product; written into ``space`` if that is given."""
         u, w, matrix, on_matrix = self.u, self.w, self.matrix, self.on_matrix
         if matrix.stride(1) == 1 and "e" not in on_matrix:  # a transpose that need not be copied
@@ -171,13 +172,13 @@ class Tokens:
         torch.mm(rows.T, columns, out=product)
         return block
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, "a d"]:
         """[a, d], the entries with c = a and e = d."""
         same = {"c": "a", "e": "d", "a": "a", "d": "d"}
         on_u, on_w, on_matrix = ("".join(same[axis] for axis in axes) for axes in self.axes)
         return torch.einsum(f"n{on_u},n{on_w},n{on_matrix}->ad", self.u, self.w, self.matrix)
 
-    def times(self, v: Tensor) -> Tensor:
+    def times(self, v: Float[Tensor, "c e k"]) -> Float[Tensor, "a d k"]:
         """[a, d, k], the product with k matrices v [c, e, k]."""
         (first, on_first), (last, on_last) = sorted(
             [(self.u, self.on_u), (self.w, self.on_w)], key=lambda pair: pair[1] in "ad"
@@ -222,11 +223,11 @@ class Pair:
             return self.second
         return torch.eye(self.size, dtype=self.first.dtype, device=self.first.device)
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "a d c e"]:
         """[a, d, c, e]."""
         return torch.einsum(f"{self.on_first},{self.on_second}->{AXES}", self.first, self.matrix)
 
-    def add_to(self, out: Tensor) -> None:
+    def add_to(self, out: Float[Tensor, "a d c e"]) -> None:
         """Add the term to a block [a, d, c, e]. For an identity only its diagonal changes."""
         if self.second is not None:
             out += self.dense()
@@ -236,13 +237,13 @@ class Pair:
         left = [axis for axis in AXES if axis in self.on_first]
         diagonal += (self.first if "".join(left) == self.on_first else self.first.T)[..., None]
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, "a d"]:
         """[a, d], the entries with c = a and e = d."""
         same = {"c": "a", "e": "d", "a": "a", "d": "d"}
         on_first, on_second = ("".join(same[axis] for axis in axes) for axes in (self.on_first, self.on_second))
         return torch.einsum(f"{on_first},{on_second}->ad", self.first, self.matrix)
 
-    def times(self, v: Tensor) -> Tensor:
+    def times(self, v: Float[Tensor, "c e k"]) -> Float[Tensor, "a d k"]:
         """[a, d, k], the product with k matrices v [c, e, k]."""
         return torch.einsum(f"{self.on_first},{self.on_second},cek->adk", self.first, self.matrix, v)
 
@@ -280,14 +281,14 @@ class Diagonal:
         """The axes of the operands. Exchanging the two axes of a diagonal changes nothing."""
         return (self.on_u, self.on_w, "".join(sorted(self.on_pair)))
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "a d c e"]:
         """[a, d, c, e]."""
         size = {self.on_u: self.u.shape[1], self.on_w: self.w.shape[1], **dict.fromkeys(self.on_pair, self.v.shape[1])}
         out = self.v.new_zeros([size[axis] for axis in AXES])
         self.add_to(out)
         return out
 
-    def add_to(self, out: Tensor) -> None:
+    def add_to(self, out: Float[Tensor, "a d c e"]) -> None:
         """Add the term to a block [a, d, c, e]. Only its diagonal changes."""
         one, other = (AXES.index(axis) for axis in self.on_pair)
         left = "".join(axis for axis in AXES if axis not in self.on_pair)
@@ -295,12 +296,12 @@ class Diagonal:
         diagonal = out.diagonal(dim1=one, dim2=other)
         diagonal += core
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, "a d"]:
         """[a, d], the entries with c = a and e = d, for a term of a diagonal block."""
         vector, index = ("d", "a") if "a" in self.on_pair else ("a", "d")
         return torch.einsum(f"n{vector},n{vector},n{index}->ad", self.u, self.w, self.v)
 
-    def times(self, v: Tensor) -> Tensor:
+    def times(self, v: Float[Tensor, "c e k"]) -> Float[Tensor, "a d k"]:
         """[a, d, k], the product with k matrices v [c, e, k]. One vector is on the rows, one on the columns."""
         (first, on_first), (last, on_last) = sorted(
             [(self.u, self.on_u), (self.w, self.on_w)], key=lambda pair: pair[1] in "ad"
@@ -329,19 +330,19 @@ class Given:
         """The term of the transposed block."""
         return Given(self.block.permute(2, 3, 0, 1))
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "a d c e"]:
         """[a, d, c, e]."""
         return self.block
 
-    def add_to(self, out: Tensor) -> None:
+    def add_to(self, out: Float[Tensor, "a d c e"]) -> None:
         """Add the term to a block [a, d, c, e]."""
         out += self.block
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, "a d"]:
         """[a, d], the entries with c = a and e = d."""
         return torch.einsum("adad->ad", self.block)
 
-    def times(self, v: Tensor) -> Tensor:
+    def times(self, v: Float[Tensor, "c e k"]) -> Float[Tensor, "a d k"]:
         """[a, d, k], the product with k matrices v [c, e, k]."""
         return torch.einsum("adce,cek->adk", self.block, v)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.inputs import AttentionInputs
@@ -62,7 +63,7 @@ def push(layer: AttentionInputs, v: Directions) -> Tangent:
     return Tangent(qd, kd, vd, value, ad, fd.sum(1))
 
 
-def pull(layer: AttentionInputs, g: Tensor) -> tuple[Tensor, Tensor]:
+def pull(layer: AttentionInputs, g: Float[Tensor, "b l o"]) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b m e"]]:
     """Jᵀ g with respect to the tokens: the gradients by X_q and X_k, (B, L, d) and (B, L_k, d)."""
     q, k, values = _projected(layer)
     w = _through(layer, g @ values.mT)

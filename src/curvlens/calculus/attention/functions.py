@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.hessian import AttentionHessian
@@ -27,7 +28,7 @@ def forward(
     temperature: float = 1.0,
     kind: Kind = "softmax",
     context: Tensor | None = None,
-) -> Tensor:
+) -> Float[Tensor, "*batch l v"]:
     """The output F of the layer, (…, L, d_V). Arguments as for `hessian`."""
     of = attention_inputs(X, WQ, WK, WV, mask=mask, temperature=temperature, kind=kind, context=context)
     return of.output.reshape(*X.shape[:-2], *of.output.shape[1:])

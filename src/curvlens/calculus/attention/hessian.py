@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.blocks import Blocks, Slot, scores, slots
@@ -103,7 +104,7 @@ class AttentionHessian(Split):
         return form.norm(block)
 
     @in_own_dtype
-    def matvec(self, v: Tensor, part: SplitPart = "total") -> Tensor:
+    def matvec(self, v: Tensor, part: SplitPart = "total") -> Float[Tensor, "n ..."]:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._products(self._form(part).checked(v), part)
 
@@ -166,7 +167,7 @@ class AttentionHessian(Split):
         return rank_bound(self._blocks.known[0], head or 0)
 
     @in_own_dtype
-    def gauge(self) -> Tensor:
+    def gauge(self) -> Float[Tensor, "n k"]:
         """Directions in which F does not change, as columns (size, ·): the kernel of the outer and the T-outer part.
 
         (W_Q Ξ, −W_K Ξᵀ) does not change W_Q W_Kᵀ, and (W_V Ξ, −Ξ W_O) does not change the product of a low-rank value:

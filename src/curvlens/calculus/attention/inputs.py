@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.moments import from_origin
@@ -65,22 +66,22 @@ class AttentionInputs:
         return (*self.queries.shape[:2], self.d_out)
 
     @calculated
-    def WV(self) -> Tensor:
+    def WV(self) -> Float[Tensor, "h d o"]:
         """The value matrix of each head, (H, d, d_out)."""
         return self.down if self.up is None else self.down @ self.up
 
     @calculated
-    def q(self) -> Tensor:
+    def q(self) -> Float[Tensor, "h n k"]:
         """X_q W_Q, (H, B·L, d_K)."""
         return self.times(self.queries.flatten(0, 1), self.WQ)
 
     @calculated
-    def kappa(self) -> Tensor:
+    def kappa(self) -> Float[Tensor, "h n d"]:
         """κ_i = τ W_K W_Qᵀ x_i, so that T_ij = κ_i · x_j: (H, B·L, d)."""
         return self.tau * (self.q if self.WK is None else torch.bmm(self.q, self.WK.mT))
 
     @calculated
-    def attention(self) -> Tensor:
+    def attention(self) -> Float[Tensor, "h b l m"]:
         """A, (H, B, L, L_k)."""
         (samples, rows), keys = self.queries.shape[:2], self.keys.shape[1]
         require_room(
@@ -95,27 +96,27 @@ class AttentionInputs:
         return scores if self.allowed is None else scores * self.allowed
 
     @calculated
-    def centred(self) -> Tensor:
+    def centred(self) -> Float[Tensor, "b m d"]:
         """The keys minus a common origin, (B, L_k, d). A softmax does not depend on a common offset of the keys."""
         if self.kind != "softmax":
             return self.keys
         return from_origin(self.attention.transpose(0, 1).flatten(1, 2), self.keys)[1]
 
     @calculated
-    def mean(self) -> Tensor:
+    def mean(self) -> Float[Tensor, "h n d"]:
         """m_i = Σ_j A_ij x_j, (H, B·L, d)."""
         if self.heads == 1:
             return torch.bmm(self.attention[0], self.keys).view(1, -1, self.keys.shape[2])
         return (self.attention @ self.keys).flatten(1, 2)
 
     @calculated
-    def output(self) -> Tensor:
+    def output(self) -> Float[Tensor, "b l o"]:
         """F, (B, L, d_out), from the values X W_V and not from m: parts that W_V removes are gone before the sum."""
         values = self.times(self.keys.flatten(0, 1), self.WV).view(-1, self.keys.shape[1], self.d_out)
         found = torch.bmm(self.attention.flatten(0, 1), values).view(self.heads, *self.shape)
         return found[0] if self.heads == 1 else found.sum(0)
 
-    def times(self, rows: Tensor, weights: Tensor) -> Tensor:
+    def times(self, rows: Float[Tensor, "n p"], weights: Float[Tensor, "h p q"]) -> Float[Tensor, "h n q"]:
         """Rows (N, ·) times the matrices of all heads: (H, N, ·)."""
         return torch.bmm(rows.expand(self.heads, -1, -1), weights)
 

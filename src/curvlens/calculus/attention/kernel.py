@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.inputs import AttentionInputs
@@ -42,7 +43,7 @@ def rank_bound(of: AttentionInputs, head: int) -> RankBound:
     return RankBound(lemma, min(r * a + rho * b - a * b, rows))
 
 
-def gauge(of: AttentionInputs, names: Mapping[tuple[str, int], str], form: Form) -> Tensor:
+def gauge(of: AttentionInputs, names: Mapping[tuple[str, int], str], form: Form) -> Float[Tensor, "n k"]:
     """(W_Q Ξ, −W_K Ξᵀ) and (W_V Ξ, −Ξ W_O) for all Ξ, as columns; ``names`` are blocks by letter and head."""
     pairs = (("Q", "K", of.WQ, of.WK), ("V", "O", of.down, of.up))
     found = [

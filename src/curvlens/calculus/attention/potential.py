@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.inputs import AttentionInputs
@@ -40,12 +41,12 @@ class Potential:
         self._found: dict[tuple[int, Side, Side], Tensor] = {}
 
     @property
-    def mean(self) -> Tensor:
+    def mean(self) -> Float[Tensor, "h n d"]:
         """m, (H, N, d)."""
         return self.layer.mean
 
     @property
-    def first_order(self) -> Tensor:
+    def first_order(self) -> Float[Tensor, "h n d"]:
         """p = M2 u, (H, N, d)."""
         raise NotImplementedError
 
@@ -54,25 +55,25 @@ class Potential:
         """Whether G is not zero. It is zero for linear attention."""
         return self.layer.kind == "softmax"
 
-    def second(self, left: Side, right: Side) -> Tensor:
+    def second(self, left: Side, right: Side) -> Float[Tensor, "h n p q"]:
         """τ Pᵀ M2 P', (H, N, ·, ·)."""
         return self._matrix(2, left, right)
 
-    def third(self, left: Side, right: Side) -> Tensor:
+    def third(self, left: Side, right: Side) -> Float[Tensor, "h n p q"]:
         """τ² Pᵀ G P', (H, N, ·, ·)."""
         return self._matrix(3, left, right)
 
-    def third_of(self, head: int, left: Side, right: Side) -> Tensor | Factored:
+    def third_of(self, head: int, left: Side, right: Side) -> Float[Tensor, "n p q"] | Factored:
         """The same for one head, (N, ·, ·), perhaps as factors."""
         return self.third(left, right)[head]
 
-    def curved(self, curvature: float, left: Side, right: Side) -> Tensor:
+    def curved(self, curvature: float, left: Side, right: Side) -> Float[Tensor, "h n p q"]:
         """τ² Pᵀ (c M2 W_V W_Vᵀ M2 + G) P', (H, N, ·, ·): both parts of the Hessian, if S_i = c·I for all tokens."""
         third, first, second = self.third(left, right), self.second(left, "V"), self.second(right, "V")
         parts = (part.flatten(0, 1) for part in (third, first, second.mT))
         return torch.baddbmm(*parts, alpha=curvature).view(third.shape)
 
-    def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
+    def second_times(self, left: Side, right: Side, columns: Float[Tensor, "n q r"]) -> Float[Tensor, "h n p r"]:
         """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r)."""
         return self.second(left, right) @ columns
 
@@ -116,12 +117,12 @@ class ManyKeys(Potential):
         found[2, "X", "X"], self._first_order, found[3, "X", "X"] = parts
 
     @property
-    def mean(self) -> Tensor:
+    def mean(self) -> Float[Tensor, "h n d"]:
         """m, (H, N, d). For linear attention Ξ κ, which needs no memory for A."""
         return self._mean if self.layer.kind == "linear" else self.layer.mean
 
     @property
-    def first_order(self) -> Tensor:
+    def first_order(self) -> Float[Tensor, "h n d"]:
         """p = M2 u, (H, N, d)."""
         return self._first_order
 
@@ -150,7 +151,7 @@ class ManyKeys(Potential):
         assert weights is not None
         return torch.bmm(start.flatten(1, 2), weights).view(*start.shape[:3], -1)
 
-    def curved(self, curvature: float, left: Side, right: Side) -> Tensor:
+    def curved(self, curvature: float, left: Side, right: Side) -> Float[Tensor, "h n p q"]:
         """τ² Pᵀ (c M2 W_V W_Vᵀ M2 + G) P', (H, N, ·, ·): first the sum, then its products with the weights."""
         if (CURVED, "X", "X") not in self._found:
             self._found[CURVED, "X", "X"] = super().curved(curvature, "X", "X")
@@ -171,7 +172,7 @@ class FewKeys(Potential):
             self._weight = allowed.expand(layer.heads, *layer.queries.shape[:2], layer.keys.shape[1])
 
     @cached_property
-    def first_order(self) -> Tensor:
+    def first_order(self) -> Float[Tensor, "h n d"]:
         """p = M2 u, (H, N, d)."""
         return (self._contracted.mT @ self._side("X")).squeeze(-2).flatten(1, 2)
 
@@ -203,20 +204,20 @@ class FewKeys(Potential):
         weight = tau * self._weight[..., None] if order == 2 else tau**2 * self._contracted
         return weight * self._side(left), self._side(right)
 
-    def third_of(self, head: int, left: Side, right: Side) -> Tensor | Factored:
+    def third_of(self, head: int, left: Side, right: Side) -> Float[Tensor, "n p q"] | Factored:
         """τ² Pᵀ G P' of one head, as factors with one column for each key."""
         sides = self._factors(3, self._known[left], self._known[right])
         first, second = (side[head].flatten(0, 1).mT for side in sides)
         return factored(first, second)
 
-    def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
+    def second_times(self, left: Side, right: Side, columns: Float[Tensor, "n q r"]) -> Float[Tensor, "h n p r"]:
         """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r), without building the matrix between."""
         first, second = self._side(self._known[left]), self._side(right)
         seen = second @ columns.view(*self.layer.queries.shape[:2], *columns.shape[1:])
         return (first.mT @ (self.layer.tau * self._weight[..., None] * seen)).flatten(1, 2)
 
 
-def potential(layer: AttentionInputs, g: Tensor) -> Potential:
+def potential(layer: AttentionInputs, g: Float[Tensor, "n o"]) -> Potential:
     """The derivatives of Φ for g = ∂ℓ/∂f of every query token, (N, d_out)."""
     few = layer.keys.shape[1] < layer.keys.shape[2]
     return FewKeys(layer, g) if few else ManyKeys(layer, layer.times(g, layer.WV.mT))

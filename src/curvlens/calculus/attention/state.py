@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.inputs import AttentionInputs
@@ -31,7 +32,7 @@ class State:
         """Outer blocks that were computed: the total needs them again."""
 
     @calculated
-    def B(self) -> Tensor:
+    def B(self) -> Float[Tensor, "h p q"]:
         """X_qᵀ p = X_qᵀ W X, (H, d_q, d): the gradient by the product W_Q W_Kᵀ is τ B."""
         return torch.bmm(self.x.mT.expand(self.layer.heads, -1, -1), self.potential.first_order)
 
@@ -42,11 +43,11 @@ class State:
         found = {"Q": (self.x,) * layer.heads, "K": layer.q.unbind(), "V": m.unbind()}
         return found if layer.up is None else {**found, "O": (m @ layer.down).unbind()}
 
-    def vector(self, letter: str, head: int) -> Tensor:
+    def vector(self, letter: str, head: int) -> Float[Tensor, "n p"]:
         """u of the Jacobian u_i ⊗ M_i by one weight matrix, (N, ·): x by W_Q, q by W_K, m by W_V, m W_V by W_O."""
         return self._vectors[letter][head]
 
-    def jacobian(self, letter: str, head: int) -> Tensor | None:
+    def jacobian(self, letter: str, head: int) -> Float[Tensor, "*n p o"] | None:
         """M of the Jacobian u_i ⊗ M_i by one weight matrix: (N, ·, d_out), or (·, d_out) for all tokens; None for I.
 
         τ W_Kᵀ M2 W_V for W_Q and τ M2 W_V for W_K; W_O for a W_V of low rank.
@@ -63,7 +64,7 @@ class State:
             self._scaled[key] = None if matrix is None else scale * matrix
         return self._scaled[key]
 
-    def jacobian_times(self, letter: str, head: int, root: Root) -> Tensor:
+    def jacobian_times(self, letter: str, head: int, root: Root) -> Float[Tensor, "n p r"]:
         """M R, for a root of the curvature, (N, ·, r)."""
         if letter in "QK":
             return self.potential.second_times("K" if letter == "Q" else "X", "V", root.R)[head]

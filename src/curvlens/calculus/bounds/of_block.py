@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus import norms
@@ -190,7 +191,7 @@ class _Block:
     def _vectors(self, which: str) -> tuple[Tensor | None, Tensor | None]:
         return self.w.get(f"{which}.scale"), self.w.get(f"{which}.shift")
 
-    def output(self) -> Tensor:
+    def output(self) -> Float[Tensor, "l d"]:
         """The output of the block, without derivatives."""
 
         def normed(tokens: Tensor, which: str) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.curvature import OutputCurvature, Root
@@ -50,7 +51,7 @@ class Sizes:
         )
 
 
-def sizes(tokens: Tensor, spread: float = 0.0) -> Sizes:
+def sizes(tokens: Float[Tensor, "l d"], spread: float = 0.0) -> Sizes:
     """The sizes of a given matrix."""
     return Sizes(
         float(tokens.norm()),
@@ -61,7 +62,7 @@ def sizes(tokens: Tensor, spread: float = 0.0) -> Sizes:
     )
 
 
-def spectral(matrices: Tensor) -> float:
+def spectral(matrices: Float[Tensor, "*n p q"]) -> float:
     """The largest ‖·‖₂ of one matrix or several."""
     return float(torch.linalg.matrix_norm(matrices, 2).max())
 
@@ -87,7 +88,7 @@ class Local(Generic[S]):
     """∂y/∂X at [n, a, b] = ∂y_nb/∂x_na, if it is known and tokens do not interact."""
 
 
-def matrix(names: Sequence[str], pairs: Pairs) -> Tensor:
+def matrix(names: Sequence[str], pairs: Pairs) -> Float[Tensor, "n n"]:
     """The symmetric matrix of the bounds on blocks; names outside of ``names`` are no variables."""
     found = torch.zeros(len(names), len(names), dtype=torch.float64)
     at = {name: i for i, name in enumerate(names)}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.bounds.sizes import Local, S, matrix, spectral
@@ -27,7 +28,7 @@ class Path:
     jacobian: Tensor
     own: Tensor
 
-    def t(self) -> Tensor:
+    def t(self) -> Float[Tensor, " n"]:
         """Bounds on ‖∂state/∂·‖."""
         return spectral(self.jacobian) * self.earlier + self.own
 
@@ -101,7 +102,7 @@ class Tape(Generic[S]):
         self._steps.append((out, back))
         return out
 
-    def bent(self, out: Node[S], gradient: S) -> Tensor:
+    def bent(self, out: Node[S], gradient: S) -> Float[Tensor, "n n"]:
         """Σ_m T_mᵀ C_m T_m."""
         out.receive(gradient)
         total = torch.zeros(len(self.names), len(self.names), dtype=torch.float64)
