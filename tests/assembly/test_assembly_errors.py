@@ -57,7 +57,7 @@ def test_weights(weights: dict[str, Any], options: dict[str, Any], message: str)
 
 def test_stacks() -> None:
     table = torch.ones(5, 4, dtype=D)
-    with pytest.raises(CurvlensError, match="a layer at least"):
+    with pytest.raises(CurvlensError, match="at least one layer"):
         assembly.stack([], heads=2)
     with pytest.raises(CurvlensError, match=r"'h\.1\.k' is missing"):
         assembly.stack([CASE.weights, changed(k=None)], heads=2)
@@ -102,7 +102,7 @@ def test_inputs() -> None:
 LOSSES: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({}, "Got no loss"),
     "two": ({"target": CASE.target, "labels": CASE.labels}, "Got target and labels"),
-    "shape": ({"target": CASE.target[..., :2]}, "target has to have the shape"),
+    "shape": ({"target": CASE.target[..., :2]}, "target must have the shape"),
     "labels": ({"labels": CASE.labels[:, :2]}, r"labels has shape \(2, 2\), expected \(2, 3\)"),
     "float labels": ({"labels": CASE.labels.double()}, r"labels is torch\.float64"),
     "label": ({"labels": CASE.labels.clamp(min=9)}, "There is a label 9"),
@@ -271,7 +271,7 @@ def test_modules_that_compute_something_else_are_refused() -> None:
             assembly.read(layer(**{option: True}))
     hooked = layer()
     hooked.linear1.register_forward_hook(lambda _, args, z: z + 1)
-    with pytest.raises(CurvlensError, match="computes something else"):
+    with pytest.raises(CurvlensError, match="does not compute what was read"):
         assembly.read(hooked)
     with pytest.raises(CurvlensError, match="no layers"):
         assembly.read(torch.nn.TransformerEncoder(layer(), 0).eval())

@@ -274,7 +274,7 @@ def test_what_has_no_spectral_norm_is_refused() -> None:
         (lambda: bound.tightness(torch.eye(1), spectral_norm=0.5), "one of the two"),
         (lambda: bound.tightness(spectral_norm=-1.0), "not negative"),
         (lambda: bound.tightness(spectral_norm=math.nan), "finite"),
-        (lambda: bound.tightness(spectral_norm=1.1), "1.1 and larger than the bound, 1.*Frobenius norm"),
+        (lambda: bound.tightness(spectral_norm=1.1), "1.1 is larger than the bound 1.*Frobenius norm"),
         (lambda: bound.tightness(2 * torch.eye(1)), "larger than the bound"),
     ]
     for call, message in calls:
@@ -357,13 +357,13 @@ def lower(**change: Any) -> dict[str, Tensor]:
         ),
         (lambda x: bounds.block(x, small(V=small()["Q"]), x), "attention puts out 2 features and X has 3"),
         (lambda x: bounds.block(x, small(down=small()["down"][:, :2]), x), "down puts out 2 features and X has 3"),
-        (lambda x: bounds.block(x, small(), x, wrt="Q Z"), "made of the words Q, K, V, up, down, X"),
-        (lambda x: bounds.block(x, small(), x, wrt=""), "leaves nothing"),
-        (lambda x: bounds.block(x, small(), x, norm="post", eps=0.0), "give eps > 0, or data=True"),
+        (lambda x: bounds.block(x, small(), x, wrt="Q Z"), "expected words among Q, K, V, up, down, X"),
+        (lambda x: bounds.block(x, small(), x, wrt=""), "names no variable"),
+        (lambda x: bounds.block(x, small(), x, norm="post", eps=0.0), "Give eps > 0, or data=True"),
         (lambda x: bounds.block(x[None], small(), x[None]), "one sample. Of several samples, average the bounds"),
         (lambda x: bounds.block(x, small()), "neither target nor grad"),
-        (lambda x: bounds.block(x, small(), grad=1.0, curvature=1.0, data=True), "give the gradient itself"),
-        (lambda x: bounds.block(x, small(), grad=-1.0, curvature=1.0), "not negative"),
+        (lambda x: bounds.block(x, small(), grad=1.0, curvature=1.0, data=True), "Give the gradient itself"),
+        (lambda x: bounds.block(x, small(), grad=-1.0, curvature=1.0), "0 or more"),
         (lambda x: bounds.block(x, small(), grad=1.0, curvature=math.nan), "two finite numbers"),
         (lambda x: bounds.block(x, small(), grad=1e200, curvature=1e308), "over- or underflow"),
         (lambda x: bounds.norm(1e200 * x, target=x), "over- or underflow"),
@@ -403,6 +403,6 @@ for change in ({"norm": "sandwich"}, {"norm_kind": "batch"}):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        "norm='sandwich'; there are 'pre', 'post' and 'none'.",
-        "norm_kind='batch'; there are 'layer' and 'rms'.",
+        "norm='sandwich', expected 'pre', 'post' or 'none'.",
+        "norm_kind='batch', expected 'layer' or 'rms'.",
     ]

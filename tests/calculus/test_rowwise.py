@@ -329,12 +329,12 @@ def test_activations_far_out_and_their_bounds(name: str) -> None:
         (lambda: norms.normed(torch.ones(2, 3, dtype=D), eps=0.0), "no variance"),
         (lambda: feedforward.hessian(draw(3, 4), draw(5, 4), draw(5, 4), draw(3, 4)), "Give its transpose"),
         (lambda: feedforward.hessian(draw(3, 4), draw(4, 5), draw(5, 2), draw(3, 2), activation="tanh"), "'gelu_tanh'"),
-        (lambda: feedforward.hessian(draw(3, 4), draw(4, 5), draw(5, 2), draw(3, 2), wrt="gate"), "made of the words"),
+        (lambda: feedforward.hessian(draw(3, 4), draw(4, 5), draw(5, 2), draw(3, 2), wrt="gate"), "expected words"),
         (
             lambda: feedforward.hessian(draw(3, 4), draw(4, 5), draw(5, 2), draw(3, 2), gate_bias=draw(5)),
             "without gate",
         ),
-        (lambda: feedforward.hessian(draw(3, 4), draw(4, 5), draw(5, 2), draw(2, 2)), "target has to have the shape"),
+        (lambda: feedforward.hessian(draw(3, 4), draw(4, 5), draw(5, 2), draw(2, 2)), "target must have the shape"),
         (lambda: feedforward.hessian(draw(3, 4) / 0, draw(4, 5), draw(5, 2), draw(3, 2)), "NaN or infinite"),
     ],
 )

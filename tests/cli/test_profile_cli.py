@@ -318,7 +318,7 @@ def test_gaps(script: Path, tmp_path: Path) -> None:
         (("{script}:make", "--double"), 1, "write model.double() yourself"),
         (("{script}:make", "--spectral", "h.0.atn"), 1, "Did you mean 'h.0.attn'"),
         (("{script}:make", "--sort", "top", "--no-top"), 1, "--no-top leaves out"),
-        (("{script}:make", "--out", "{folder}/other"), 1, "not written over"),
+        (("{script}:make", "--out", "{folder}/other"), 1, "not overwritten"),
         (("{script}:make", "--html", "{folder}/other.json"), 1, "was not written by curvlens"),
         (("{script}:make", "--html", "{folder}"), 1, "is a folder"),
         (("{script}:make", "--html", "{folder}/no/p.html"), 1, "/no'. Make it first."),

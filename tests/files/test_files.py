@@ -66,7 +66,7 @@ def test_only_what_we_wrote_and_nobody_changed_is_written_over(kind: str, tmp_pa
     for at in range(0, len(ours), 7):
         edited = ours[:at] + b"~" + ours[at:]
         file.write_bytes(edited)
-        with pytest.raises(cl.CurvlensError, match=rf"not written over\. {FIX}"):
+        with pytest.raises(cl.CurvlensError, match=rf"not overwritten\. {FIX}"):
             files.write(file, CONTENTS[kind], seal=kind, fix=FIX)
         assert file.read_bytes() == edited
     file.write_bytes(ours + b"\n")

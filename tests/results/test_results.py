@@ -243,7 +243,7 @@ def test_damage_is_noticed(results: dict[str, Any], tmp_path: Path) -> None:
         ({"fields": {**document["fields"], "values": {"$tensor": "../../secret"}}}, "no complete Eigs"),
         ({"fields": {**document["fields"], "values": "x"}}, "expected a tensor"),
         ({"fields": 3}, "it has no fields"),
-        ({"tensors": {"file": "../../secret.safetensors", "sha256": ""}}, "not how they are called"),
+        ({"tensors": {"file": "../../secret.safetensors", "sha256": ""}}, "not the name of such a file"),
         ({"kind": []}, "this version of curvlens reads"),
     ):
         path.write_text(json.dumps({**document, **change}))
