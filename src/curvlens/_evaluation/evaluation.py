@@ -182,8 +182,13 @@ class Evaluation:
         if leaves is None:
             leaves = self.leaves(self.layout.names) if self.theta is not None else {}
         tensors = dict(leaves)
+        moved = {} if self.theta is None else self.layout.unflatten(self.theta)
         for name, p in self.model.named_parameters():
-            if p.requires_grad and name not in leaves:
+            if name in leaves:
+                continue
+            if name in moved:  # a chosen parameter that this graph does not differentiate by
+                tensors[name] = nn.Parameter(moved[name].to(p.dtype), requires_grad=same)
+            elif p.requires_grad:
                 tensors[name] = nn.Parameter(p.detach(), requires_grad=same)
         attention = second_order()
         modes: list[TorchFunctionMode] = [attention] if twice else []
