@@ -23,7 +23,7 @@ from curvlens.errors import CurvlensError, a_kind
 from curvlens.losses import CausalLM
 from curvlens.problem import Problem
 
-DEMO_STEPS = 400
+DEMO_STEPS = 300
 """Steps of training of ``demo``: some two seconds on one core."""
 
 __all__ = ["Posed", "pose", "shuffled"]

@@ -120,12 +120,13 @@ def _array(name: str, content: bytes) -> npt.NDArray[Any]:
     try:
         found = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, OSError, EOFError, MemoryError, OverflowError, zipfile.BadZipFile) as error:
-        if "allow_pickle" in str(error):
+        if "Object arrays" in str(error):
             raise CurvlensError(
                 f"{name} holds Python objects, which are pickle. Loading pickle can run code, so curvlens does not. "
                 "Save whole numbers: np.save(file, tokens.astype(np.int64))."
             ) from error
-        raise CurvlensError(f"{name} is no .npy file, or a damaged one: {first_line(error)}.") from error
+        damaged = "its beginning is not that of one" if "pickle" in str(error) else first_line(error)
+        raise CurvlensError(f"{name} is no .npy file, or a damaged one: {damaged}. Save it with np.save.") from error
     if not isinstance(found, np.ndarray):
         found.close()
         raise CurvlensError(f"{name} is a .npz file by its content. Save one array: np.save(file, tokens).")

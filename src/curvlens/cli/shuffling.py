@@ -22,10 +22,9 @@ def shuffled(batch: Batch, seed: int) -> Batch:
     tokens. Of an encoder-decoder, the inputs of the encoder are permuted. Inputs that are no tokens, such as images,
     are permuted among the samples.
 
-    >>> shuffled((torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5, 6], [7, 8]])), seed=2)
-    (tensor([[3, 1],
-            [4, 2]]), tensor([[5, 6],
-            [7, 8]]))
+    >>> tokens, labels = shuffled((torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5, 6], [7, 8]])), seed=1)
+    >>> tokens.tolist(), labels.tolist()
+    ([[2, 4], [3, 1]], [[5, 6], [7, 8]])
     """
     generator = torch.Generator().manual_seed(seed)
     inputs, labels = split_target(batch)
