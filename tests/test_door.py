@@ -473,6 +473,7 @@ def test_too_little_or_too_much(saved: Callable[[str], str], tmp_path: Path, tex
     np.save(tmp_path / "long.npy", np.ones((2, 40), dtype=np.int64))
     refused("more than the 32 that", target, str(tmp_path / "long.npy"))
     refused("leaves no room", saved("bert-mlm"), text, tokens=2)
+    refused("has no token to mask", saved("bert-mlm"), "builtin", tokens=8)  # its tokenizer knows no such word
     refused("no line with enough tokens", target, lines(tmp_path, {"text": "a"}))
 
 

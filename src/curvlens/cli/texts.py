@@ -50,10 +50,10 @@ class Reader:
         used = read + answers if self.kind == "seq2seq-lm" else read
         size = made.vocabulary(self.model)
         made.require_known(used, size, source.name, source.hint if isinstance(source, Ids) else "")
-        if self.kind == "masked-lm":
-            samples = self._masked(samples, size)
         if not samples:
             raise CurvlensError(f"{source.name} has no line with enough tokens. Expected {_KEYS[self.kind]}.")
+        if self.kind == "masked-lm":
+            samples = self._masked(samples, size, source.name)
         pad = made.padding(self.model, self.tokenizer, samples)
         if self.kind == "classification" and getattr(self.config, "pad_token_id", None) is None:
             self.config.pad_token_id = pad  # a decoder finds the end of a text by it
@@ -245,7 +245,10 @@ class Reader:
             )
         return given
 
-    def _masked(self, samples: list[Sample], size: int) -> list[Sample]:
+    def _masked(self, samples: list[Sample], size: int, name: str) -> list[Sample]:
         self.notes.append("Masked tokens: 80 % are the mask token, 10 % random, 10 % unchanged; --seed chooses them.")
         chosen = [made.masked(sample, self.tokenizer, size, self.generator) for sample in samples]
-        return [sample for sample in chosen if sample is not None]
+        found = [sample for sample in chosen if sample is not None]
+        if not found:
+            raise CurvlensError(f"{name} has no token to mask: all are special, or unknown to the tokenizer.")
+        return found
