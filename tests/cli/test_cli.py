@@ -125,7 +125,7 @@ def test_blocks_of_a_problem_are_its_own(tmp_path: Path) -> None:
         (("blocks", "{script}:needy"), "needs arguments (size)"),
         (("doctor", "{script}:needy"), "needs arguments (size)"),
         (("doctor", "{script}:number"), "expected a curvlens.Problem"),
-        (("doctor", "gpt2"), "--text"),
+        (("doctor", "gpt2"), "--data"),
     ],
 )
 def test_what_cannot_be_had(script: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -161,15 +161,15 @@ def test_doctor_of_a_folder(tmp_path: Path) -> None:
     make(config).save_pretrained(tmp_path)
     text = tmp_path / "text.txt"
     text.write_text("a b c d b a c d " * 20)
-    result = run("doctor", str(tmp_path), "--text", str(text), "--tokens", "12", "--sequences", "3")
+    result = run("doctor", str(tmp_path), "--data", str(text), "--tokens", "12", "--sequences", "3")
     assert result.exit_code == 0, result.output
     assert "doctor" in result.output
-    short = run("doctor", str(tmp_path), "--text", str(text), "--tokens", "1000")
+    short = run("doctor", str(tmp_path), "--data", str(text), "--tokens", "1000")
     assert short.exit_code == 1
-    assert "160 tokens, not enough" in short.output
+    assert "more than the 16 tokens" in " ".join(short.output.split())
     for file in tmp_path.glob("tokenizer*"):
         file.unlink()
-    without = run("doctor", str(tmp_path), "--text", str(text), "--tokens", "12")
+    without = run("doctor", str(tmp_path), "--data", str(text), "--tokens", "12")
     assert without.exit_code == 1
     assert "has no tokenizer" in " ".join(without.output.split())
     assert "not enough" not in without.output

@@ -251,7 +251,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(
     monkeypatch.setattr(hub.HfApi, "model_info", silent)
     text = tmp_path / "text.txt"
     text.write_text("one two")
-    result = run("nosuch/model-of-nobody", "--text", text)
+    result = run("nosuch/model-of-nobody", "--data", text)
     assert result.exit_code == 1
     assert "no copy on this machine" in " ".join(result.output.split())
     assert asked == ["nosuch/model-of-nobody"]
@@ -313,9 +313,9 @@ def test_gaps(script: Path, tmp_path: Path) -> None:
         (("{script}:maek",), 1, "Did you mean 'make'"),
         (("{script}:broken",), 1, "broken raised ZeroDivisionError: line"),
         (("nothing.py:make",), 1, "There is no file 'nothing.py'"),
-        (("gpt2",), 1, "--text"),
+        (("gpt2",), 1, "--data"),
         (("{script}:sick",), 1, "model.eval()"),
-        (("{script}:make", "--double"), 1, "write model.double() yourself"),
+        (("{script}:make", "--dtype", "float64"), 1, "write model.double() yourself"),
         (("{script}:make", "--spectral", "h.0.atn"), 1, "Did you mean 'h.0.attn'"),
         (("{script}:make", "--sort", "top", "--no-top"), 1, "--no-top leaves out"),
         (("{script}:make", "--out", "{folder}/other"), 1, "not overwritten"),
@@ -327,7 +327,7 @@ def test_gaps(script: Path, tmp_path: Path) -> None:
         (("{script}:make", "--csv", "{folder}/other.json"), 1, "was not written by curvlens"),
         (("{script}:make", "--out", "{folder}/closed/p"), 1, "cannot be written: Permission denied"),
         (("{script}:make", "--html", "{folder}/closed/p.html"), 1, "cannot be written: Permission denied"),
-        (("{script}:make", "--text", "x"), 1, "--text is for Hugging Face models"),
+        (("{script}:make", "--data", "x"), 1, "--data is for Hugging Face models"),
         (("{script}:make", "--tokens", "8"), 1, "--tokens is for Hugging Face models"),
         (("{script}:make", "--sequences", "8"), 1, "--sequences is for Hugging Face models"),
         (("{script}:make", "--out", "{folder}/a", "--html", "{folder}/a.json"), 1, "--out and --html both name"),

@@ -213,7 +213,7 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path: Path) -> None:
             cl.load(tmp_path / name)
     text = tmp_path / "text.txt"
     os.mkfifo(text)
-    assert "There is no file" in run("doctor", "gpt2", "--text", text).output
+    assert "is a named pipe" in run("doctor", "gpt2", "--data", text).output
 
 
 # Names
