@@ -12,17 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import machine
-from bench.announced import BUDGETS
-from bench.attention import LENGTHS
-from bench.child import run
-from bench.memory import RETURN_FREED
-from bench.methods import METHODS
+from bench import attention, costs, report, sdpa, search
+from bench.measuring import RETURN_FREED, run
 from bench.model import FULL, QUICK
-from bench.report import tables
-from bench.sdpa import LENGTHS as SDPA_LENGTHS
-from bench.sdpa_memory import ROWS as SDPA_ROWS
-from bench.timing import GRADIENT
 
 console = Console()
 
@@ -31,39 +23,35 @@ def sections(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[s
     """What is measured, by the name under which it is kept."""
     cores = min(2, os.cpu_count() or 1)
 
-    def child(module: str, threads: int = cores, **options: Any) -> Any:
-        return run(f"bench.{module}", threads=threads, quick=quick, **options)
+    def child(function: str, threads: int = cores, **options: Any) -> Any:
+        return run(function, threads=threads, quick=quick, **options)
 
-    rows = [GRADIENT, *(method.key for method in METHODS if method.timed)]
+    def held(function: str, threads: int = cores, **options: Any) -> Any:
+        return child(function, threads, environment=RETURN_FREED, **options)
+
+    each = range(1, cores + 1)
+    rows = [costs.GRADIENT, *(method.key for method in costs.TIMED)]
+    lengths, tiled = attention.LENGTHS[: 1 if quick else None], list(sdpa.LENGTHS)[: 3 if quick else None]
     return {
-        "timing": lambda: {str(n): child("timing", n, repetitions=repetitions) for n in range(1, cores + 1)},
-        "blocks": lambda: {str(cores): child("blocks", repetitions=block_repetitions)},
-        "memory": lambda: {key: child("memory", key=key, environment=RETURN_FREED) for key in rows},
-        "correctness": lambda: run("bench.correctness", threads=1),
-        "traces": lambda: child("traces", 1),
-        "eigenvalues": lambda: child("eigenvalues", 1),
-        "block_traces": lambda: child("block_traces"),
-        "block_table": lambda: child("block_table"),
-        "attention": lambda: {str(n): child("attention", 1, length=n) for n in LENGTHS[: 1 if quick else None]},
-        "attention_norms": lambda: child("attention_norms"),
-        "attention_memory": lambda: child("attention_memory", 1, environment=RETURN_FREED),
-        "assembly": lambda: child("assembly", 1),
-        "attribution": lambda: child("attribution"),
-        "attribution_memory": lambda: {
-            key: child("attribution_memory", key=key, environment=RETURN_FREED) for key in ("product", "profile")
-        },
-        "sdpa": lambda: {
-            str(n): {
-                str(length): child("sdpa", n, length=length) for length in list(SDPA_LENGTHS)[: 3 if quick else None]
-            }
-            for n in range(1, cores + 1)
-        },
-        "sdpa_memory": lambda: {key: child("sdpa_memory", 1, key=key, environment=RETURN_FREED) for key in SDPA_ROWS},
-        "long_context": lambda: {
-            way: child("long_context", way=way, environment=RETURN_FREED) for way in ("tiles", "math")
-        },
-        "announced": lambda: {b: child("announced", budget=b, environment=RETURN_FREED) for b in BUDGETS},
-        "search": lambda: {"time": child("search"), "memory": child("search", environment=RETURN_FREED)},
+        "timing": lambda: {str(n): child("costs.product_time", n, repetitions=repetitions) for n in each},
+        "blocks": lambda: {str(cores): child("blocks.vectors", repetitions=block_repetitions)},
+        "memory": lambda: {key: held("costs.product_memory", key=key) for key in rows},
+        "correctness": lambda: run("correctness.measure", threads=1),
+        "traces": lambda: child("spectra.traces", 1),
+        "eigenvalues": lambda: child("spectra.eigenvalues", 1),
+        "block_traces": lambda: child("blocks.traces"),
+        "block_table": lambda: child("blocks.table"),
+        "attention": lambda: {str(n): child("attention.dense", 1, length=n) for n in lengths},
+        "attention_norms": lambda: child("attention.norms"),
+        "attention_memory": lambda: held("attention.memory", 1),
+        "assembly": lambda: child("assembly.measure", 1),
+        "attribution": lambda: child("costs.profile_time"),
+        "attribution_memory": lambda: {key: held("costs.profile_memory", key=key) for key in ("product", "profile")},
+        "sdpa": lambda: {str(n): {str(length): child("sdpa.time", n, length=length) for length in tiled} for n in each},
+        "sdpa_memory": lambda: {key: held("sdpa.memory", 1, key=key) for key in sdpa.MEMORY_ROWS},
+        "long_context": lambda: {way: held("sdpa.whole_model", way=way) for way in sdpa.WAYS},
+        "announced": lambda: {budget: held("search.announced", budget=budget) for budget in search.BUDGETS},
+        "search": lambda: {"time": child("search.largest"), "memory": held("search.largest")},
     }
 
 
@@ -73,9 +61,9 @@ def measure(wanted: dict[str, Callable[[], Any]], model: str, repetitions: int) 
     results: dict[str, Any] = {
         "model": model,
         "repetitions": repetitions,
-        "machine": machine.facts(),
-        "versions": machine.versions(),
-        "load": machine.load(),
+        "machine": report.facts(),
+        "versions": report.versions(),
+        "load": report.load(),
     }
     for name, section in wanted.items():
         console.print(f"{name} …")
@@ -85,21 +73,6 @@ def measure(wanted: dict[str, Callable[[], Any]], model: str, repetitions: int) 
 
 def _processor(machine: dict[str, Any]) -> str:
     return f"{machine['processor']} ({machine['vector instructions']})"
-
-
-def page(results: dict[str, Any]) -> str:
-    """RESULTS.md."""
-    head = [
-        "# Benchmark",
-        f"{results['model']}, float32, random tokens. Written by `make bench`, which measures everything anew in one "
-        f"run ({results['minutes']:.0f} minutes); `python -m bench --quick` is a smoke test with a tiny model.",
-        "\n".join(f"- {name}: {value}" for name, value in {**results["machine"], **results["versions"]}.items()),
-        f"Other load on the machine when it started: {results['load']:.1f} processes.",
-    ]
-    for processor in sorted(set(results.get("again", {}).values())):
-        sections = ", ".join(name for name, other in sorted(results["again"].items()) if other == processor)
-        head.append(f"Measured again later, in a run of their own, on {processor}: {sections}.")
-    return "\n\n".join([*head, *(table.markdown() for table in tables(results))]) + "\n"
 
 
 def main() -> None:
@@ -131,11 +104,11 @@ def main() -> None:
         before = json.loads((folder / "results.json").read_text())
         again = {**before.get("again", {}), **dict.fromkeys(wanted, _processor(results["machine"]))}
         results = {**before, **{name: results[name] for name in wanted}, "again": again}
-    for table in tables(results):
+    for table in report.tables(results):
         table.show(console)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    (folder / "RESULTS.md").write_text(page(results))
+    (folder / "RESULTS.md").write_text(report.page(results))
     console.print(f"written to {folder}")
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.func import hessian
 
 import curvlens as cl
-from bench.child import serve
-from bench.timing import seconds
+from bench.measuring import ratio, turns
+from bench.tables import Results, Table, Target, absent_table, value
 
 WIDTH, INNER = 16, 64
+TARGET = 5.0
 
 
 def measure(*, quick: bool, repetitions: int = 9) -> dict[str, Any]:
@@ -77,20 +78,40 @@ def measure(*, quick: bool, repetitions: int = 9) -> dict[str, Any]:
     (gradient,) = torch.autograd.grad(loss(at, fused), at, create_graph=True)
     (truth,) = torch.autograd.grad(gradient, at, v)
     off = {name: float((way() @ v - truth).norm() / truth.norm()) for name, way in ways.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(2 if quick else repetitions):
-        for name, way in ways.items():
-            times[name].append(min(seconds(way) for _ in range(3)))
+    times = turns(ways, 2 if quick else repetitions, dict.fromkeys(ways, 3))
     return {
         "seconds": {name: median(values) for name, values in times.items()},
-        "faster": {
-            name: median(slow / fast for slow, fast in zip(values, times["closed"], strict=True))
-            for name, values in times.items()
-        },
+        "faster": {name: ratio(values, times["closed"]) for name, values in times.items()},
         "off": off,
         "parameters": len(theta),
     }
 
 
-if __name__ == "__main__":
-    serve(measure)
+def targets(results: Results) -> list[Target]:
+    """Times faster."""
+    faster = value(results["assembly"], "faster", "torch")
+    return [Target("closed-form Hessian of a Transformer block, times faster than torch.func", faster, TARGET)]
+
+
+def table(results: Results) -> Table:
+    """Times and errors."""
+    data = results["assembly"]
+    title, head = "Dense Hessian of a Transformer block", ["Way", "seconds", "in closed forms", "error"]
+    if "not_run" in data:
+        return absent_table(title, data, head)
+    names = {
+        "closed": "closed forms",
+        "torch": "torch.func.hessian, norms written out",
+        "torch_fused": "torch.func.hessian, F.layer_norm",
+    }
+    rows = [
+        [label, f"{data['seconds'][key]:.3f}", f"{data['faster'][key]:.1f}", f"{data['off'][key]:.0e}"]
+        for key, label in names.items()
+    ]
+    notes = [
+        f"Pre-LN, one head, GELU, d = 16, MLP 64, 17 tokens, {data['parameters']} parameters, float64, square loss, "
+        "one thread; all take turns, a ratio is the median of the turns' ratios. Errors are those of a product, "
+        "against reverse over reverse: torch.func.hessian is forward over reverse, and wrong through F.layer_norm in "
+        "torch 2.13."
+    ]
+    return Table(title, head, rows, notes)

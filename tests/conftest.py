@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -41,3 +42,12 @@ def uncovered() -> Iterator[None]:
     sys.settrace(None)
     yield
     sys.settrace(tracing)
+
+
+@pytest.fixture
+def no_search_for_rings() -> Iterator[None]:
+    """What is gone is gone by its count of references, not because Python looked for rings."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

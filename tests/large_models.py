@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.memory import RETURN_FREED, peak_reset, peak_since
+from bench.measuring import RETURN_FREED, peak_reset, peak_since
 from bench.search import timed_products
 
 import curvlens as cl

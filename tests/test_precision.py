@@ -49,3 +49,12 @@ def test_other_dtypes_are_left_alone() -> None:
     for model in (nn.Linear(1, 1), nn.Linear(1, 1).bfloat16()):
         with cl.keep_dtype(model):
             assert x.float().dtype == torch.float32
+
+
+def test_keep_dtype_passes_everything_on() -> None:
+    x = torch.ones(2, dtype=torch.float64)
+    with cl.keep_dtype(nn.Linear(1, 1).double()):
+        copied = x.to(torch.ones(1, dtype=torch.float32), copy=True)
+        bits = torch.ones(2, dtype=torch.int32).view(torch.float32)
+    assert copied.data_ptr() != x.data_ptr()
+    assert bits.dtype == torch.float32

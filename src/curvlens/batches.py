@@ -1,7 +1,7 @@
-"""Any batch, seen as a tree of tensors: moved to a device, measured, cut along its first axis, fingerprinted.
+"""A batch as a tree of tensors: moved to a device, measured, cut along its first axis, fingerprinted.
 
 A tree is a tensor, a mapping (a dict, Hugging Face's ``BatchEncoding`` and ``ModelOutput``), a list, a tuple or a named
-tuple of trees; everything else is a leaf that is carried along untouched.
+tuple of trees. Anything else is a leaf that is passed on unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Has a tensor changed? By comparison with a copy, or, where none is kept, by a checksum of its bits."""
+"""Detects whether a tensor has changed: by comparison with a copy, or by a checksum of its bits."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def same_bits(x: Tensor, copy: Tensor) -> bool:
 
 
 def checksum(tensors: Iterable[Tensor]) -> tuple[int, ...]:
-    """Some integers that stay the same as long as the tensors do.
+    """Integers that change if the tensors change.
 
-    The bits are read as integers of 32 bits at most and laid out in rows of 1024. Row and column sums are exact in 64
-    bits; each kind is added up with pseudo-random odd weights, modulo 2^64. So every change of a single entry is seen,
-    and any other one (signs, scales, permutations) unless it leaves all row sums and all column sums as they are. Two
-    passes over memory; small tensors go through together.
+    The bits are read as integers of at most 32 bits, in rows of 1024. Row and column sums are exact in 64 bits; each
+    kind is added up with pseudo-random odd weights, modulo 2^64. So every change of a single entry is detected, and any
+    other change (signs, scales, permutations) unless it keeps all row sums and all column sums. This takes two passes
+    over memory; small tensors are processed together.
     """
     together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     sums: list[Tensor] = []
@@ -49,7 +49,7 @@ def checksum(tensors: Iterable[Tensor]) -> tuple[int, ...]:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The tensor as a flat one of integers."""
+    """The tensor as a flat tensor of integers."""
     if x.layout != torch.strided:
         x = x.to_dense()
     if x.is_quantized:

@@ -15,7 +15,7 @@ from curvlens.errors import CurvlensError
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 UNKNOWN = 4 << 30
-"""Bytes that are taken to be free on a system that does not say."""
+"""Bytes assumed to be free if the system does not tell."""
 
 
 def parse_bytes(size: int | float | str) -> int:
@@ -45,9 +45,9 @@ def available_bytes(device: torch.device) -> int:
 
 
 def _installed_bytes() -> int:
-    """All memory of the machine, where what is free is not known: macOS; on Windows what is free; else `UNKNOWN`."""
+    """On macOS all memory of the machine; on Windows the free memory; else `UNKNOWN`."""
     if sys.platform == "win32":
-        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: the first entry is its length, the third what is free
+        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: the first entry is its length, the third the free memory
         if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
             return int(status[2])
         return UNKNOWN
@@ -65,9 +65,9 @@ def give_back() -> None:
 
 
 def cgroup_rooms(root: Path, membership: str) -> list[int]:
-    """What is left to this process by each limit of a container or a batch system, in bytes.
+    """The bytes that each limit of a container or a batch system leaves to this process.
 
-    ``membership`` is the text of ``/proc/self/cgroup``. Limits of all groups above it count. Inside a container these
+    ``membership`` is the text of ``/proc/self/cgroup``. Limits of all parent groups count. Inside a container these
     paths may be those of the host; its own group is then the root.
     """
     rooms = []
@@ -83,7 +83,7 @@ def cgroup_rooms(root: Path, membership: str) -> list[int]:
         for folder in {base, *(base / group for group in (inside, *inside.parents))}:
             bound, usage = _text(folder / limit).strip(), _text(folder / used).strip()
             if bound.isdigit() and usage.isdigit():
-                # Pages of files that nobody has open for writing are given up as soon as memory is asked for.
+                # The system frees cached file pages as soon as memory is needed.
                 files = re.search(rf"^{cached}inactive_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
                 rooms.append(max(int(bound) - int(usage) + (int(files[1]) if files else 0), 0))
     return rooms

@@ -1,7 +1,7 @@
-"""No float32 islands in a float64 model.
+"""Prevents float32 steps in a float64 model.
 
-Hugging Face models compute some steps in float32 whatever their dtype: RMSNorm, the softmax of eager attention, rotary
-tables. In float32 or bfloat16 that protects; in a float64 model it silently costs nine digits.
+Hugging Face models compute some steps in float32 in any dtype: RMSNorm, the softmax of eager attention, rotary tables.
+This protects bfloat16 models, but costs a float64 model nine digits without a warning.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _is_float32(value: Any) -> bool:
 
 @contextmanager
 def keep_dtype(model: nn.Module) -> Iterator[None]:
-    """Inside, the float32 steps of a float64 model are done in float64; other models are left as they are.
+    """Inside, the float32 steps of a float64 model run in float64. Other models do not change.
 
     >>> with keep_dtype(nn.Linear(1, 1).double()):
     ...     torch.ones(1, dtype=torch.float64).float().dtype
@@ -91,7 +91,7 @@ class HalfInside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.dtype: torch.dtype | None = None
-        """The half precision met; None if there was none."""
+        """The half precision that was found; None if there was none."""
         self.lost = 0.0
         """The largest rounding, relative to the largest number of a tensor."""
 
@@ -109,7 +109,7 @@ class HalfInside(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _lost(wide: Tensor, half: Tensor) -> float:
-    """What is lost of a tensor in half precision; masks and the numbers of positions are exact."""
+    """The relative rounding error of a tensor in half precision. Masks and position numbers are exact."""
     if wide.dtype not in (torch.float32, _WIDE) or not wide.numel():
         return 0.0
     wide = wide.detach().to(_WIDE)

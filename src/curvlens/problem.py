@@ -92,9 +92,9 @@ class Problem:
 
     @as_found
     def _seen_splits(self, whole: Blocks) -> Any:
-        """How a forward pass cuts the queries, keys and values of the attention layers whose heads are not certain.
+        """How a forward pass splits queries, keys and values, for attention layers with an uncertain number of heads.
 
-        ``whole`` is the map of all parameters: queries tell the heads of outputs that were chosen alone.
+        ``whole`` is the map of all parameters: the queries show the number of heads even if only outputs were chosen.
         """
         evaluation = self._evaluation
         unknown = [name for block in (*whole.headless, *whole.doubtful) for name in whole[block].parameters]
@@ -134,12 +134,12 @@ class Problem:
 
     @property
     def blocks(self) -> Blocks:
-        """The parameters by layer and role, under the same names for every architecture; `Blocks.by` for others."""
+        """The parameters by layer and role, with the same names for every architecture; see `Blocks.by` for others."""
         return self.layout.blocks
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self._evaluation.device
 
     @property
@@ -149,12 +149,12 @@ class Problem:
 
     @property
     def micro_batch(self) -> int | None:
-        """The most samples that go through the model at a time."""
+        """The most samples in one forward pass; None for whole batches."""
         return self._evaluation.micro_batch
 
     @property
     def memory(self) -> int:
-        """Bytes that kept graphs may take."""
+        """The memory budget for kept graphs, in bytes."""
         return self._evaluation.memory
 
     # The loss and its gradient
@@ -185,7 +185,7 @@ class Problem:
 
     @property
     def n_tokens(self) -> int | float:
-        """What the summed loss is divided by: the number of valid tokens (with class weights their weight)."""
+        """The number that the summed loss is divided by: valid tokens, or their total weight with class weights."""
         if self._evaluation.count is None:
             self.loss()
         count = self._evaluation.count
@@ -202,7 +202,10 @@ class Problem:
         return self.layout.flatten(self._evaluation.parameters(), dtype=self.dtype, device=self.device)
 
     def with_params(self, theta: Tensor | Mapping[str, Tensor]) -> Problem:
-        """The same problem at another point, a flat vector or a dict of what differs; the model is not touched."""
+        """The same problem at another point. ``theta`` is a flat vector, or a dict of the parameters that differ.
+
+        The model is not changed.
+        """
         return self._with(self._evaluation.moved(self._as_vector(theta)))
 
     def _with(self, evaluation: Evaluation) -> Problem:

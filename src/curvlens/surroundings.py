@@ -1,9 +1,9 @@
 """Torch's global states (modes, gradients, autocast), restored after every call, even after Ctrl-C.
 
-Python handles a signal where a function begins and where one of C ends. So a ``with`` whose manager is written in
-Python can be left between the change it makes and the block that undoes it: ``torch.no_grad`` stays on, a mode is lost
-while torch has it off its stack, and a generator that was to put it back does so when the traceback is freed, perhaps
-long after. Here what was found is noted first and put back by one call of C code, where no signal is handled.
+Python handles a signal when a Python function begins and when a C function ends. So Ctrl-C can leave a ``with``
+between the change that its manager makes and the block that undoes it: ``torch.no_grad`` stays on, or a mode that
+torch has taken off its stack is lost. A generator that should restore it does so only when the traceback is freed,
+perhaps long after. Here the states are noted first and restored by one call of C code, where no signal is handled.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _CASTING = tuple(device for device in ("cpu", "cuda") if torch.amp.is_autocast_a
 
 
 def found() -> Iterator[object]:
-    """Steps of C code that put back the modes, gradients and casts of this moment, for `guarded`."""
+    """Steps of C code that restore the present modes, gradient mode and autocast; pass them to `guarded`."""
     modes = [torch._C._get_function_stack_at(i) for i in range(_depth())]
     below = [torch._C._get_dispatch_stack_at(i) for i in range(_dispatch_depth())]
     casts = [torch.is_autocast_enabled(device) for device in _CASTING]
-    # Tracing has dispatch modes with a key, which torch keeps elsewhere: those are its own business.
+    # Tracing uses dispatch modes with a key. torch stores those elsewhere, so they are not touched.
     plain = all(getattr(mode, "_mode_key", None) is None for mode in below)
     return chain(
         zip(iter(_dispatch_depth, 0), starmap(_dispatch_pop, repeat((None,))), strict=False) if plain else (),
         map(_dispatch_push, below) if plain else (),
         zip(iter(_depth, 0), starmap(_pop, repeat(())), strict=False),
-        # while no mode is there: they may look at these calls, in Python
+        # set while no mode is active: a mode may intercept these calls in Python
         map(torch._C._set_grad_enabled, (torch.is_grad_enabled(),)),
         map(torch.set_autocast_enabled, _CASTING, casts),
         map(push, modes),
@@ -59,13 +59,13 @@ def found() -> Iterator[object]:
 
 
 def guarded(enter: Iterable[object], action: Callable[[], Result], leave: Iterable[object]) -> Result:
-    """Run ``action`` between two iterators of C code: ``leave`` follows whatever happens, and nothing cuts in."""
+    """Run ``action`` between two iterators of C code. ``leave`` always runs, and no signal interrupts either."""
     try:
         try:
             deque(enter, maxlen=0)
             return action()
         except BaseException as error:
-            abandon(error)  # before `leave`, which undoes what these generators put back
+            abandon(error)  # before `leave`, which undoes what these generators restore
             raise
     finally:
         deque(leave, maxlen=0)
@@ -77,27 +77,27 @@ def within(modes: Sequence[TorchFunctionMode], action: Callable[[], Result]) -> 
 
 
 def uncollected(action: Callable[[], Result]) -> Result:
-    """Run ``action`` while Python collects no garbage.
+    """Run ``action`` with Python's garbage collector switched off.
 
-    For passes that are watched in a dispatch mode: what an interrupted call left behind may run torch as it is freed,
-    and a view that is being made would fail.
+    For passes under a dispatch mode: objects left by an interrupted call may call torch when they are freed, and then a
+    view under construction would fail.
     """
     return guarded(starmap(gc.disable, [()]), action, starmap(gc.enable, [()] if gc.isenabled() else []))
 
 
 def as_written() -> AbstractContextManager[Any]:
-    """Inside, compiled modules run as they are written: they cannot be watched otherwise."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes a second
+    """Run compiled modules without compilation inside: compiled code cannot be observed."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled; importing it takes a second
         return nullcontext()
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
 
 
 def as_found(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """For a public function: torch's states are afterwards as they were, also if it returns after an interrupt.
+    """Decorate a public function: torch's states are restored afterwards, also after an interrupt.
 
-    After an interrupt, torch's own context managers may fail as they end, since their state was restored already. The
-    caller gets the KeyboardInterrupt, not that failure.
+    After an interrupt, torch's own context managers may fail when they end, because their state is already restored.
+    The caller gets the KeyboardInterrupt, not that failure.
     """
 
     @wraps(function)
@@ -113,7 +113,7 @@ def as_found(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and all that it came from."""
+    """An error, its causes and its contexts, recursively."""
     todo, seen = [error], set[int]()
     while todo:
         one = todo.pop()
@@ -124,10 +124,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def abandon(error: BaseException) -> None:
-    """Close the generators that an error left half-way: else they end when its traceback is freed, at any later time.
+    """Close the generators that an error left half-way. Otherwise they end when its traceback is freed, much later.
 
-    These are context managers that were interrupted as they began or ended, and what a comprehension of ours went
-    through.
+    These are context managers that were interrupted while they began or ended, and generators that a comprehension
+    of this package was iterating over.
     """
     generators = list[Any]()
     for one in _causes(error):
@@ -138,7 +138,7 @@ def abandon(error: BaseException) -> None:
                 generators.append(getattr(frame.f_locals.get("self"), "gen", None))
             elif frame.f_code.co_filename.startswith(_OURS):
                 generators.append(frame.f_locals.get(".0"))
-    for generator in reversed(generators):  # the innermost first
+    for generator in reversed(generators):  # innermost first
         if isinstance(generator, GeneratorType) and generator.gi_frame is not None and not generator.gi_running:
             with suppress(Exception):  # a failure here must not hide the first error
                 generator.close()

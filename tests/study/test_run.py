@@ -251,7 +251,7 @@ def test_time_left_is_that_of_units_of_the_same_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"jobs": -1}, "jobs=-1 is no number of processes"),
+        ({"jobs": -1}, "jobs=-1 is not a number of processes"),
         ({"jobs": 1.5}, "jobs=1.5"),
         ({"budget": "5 gradients"}, "needs the cost of a unit"),
         ({"budget": "10 parsecs"}, "unknown unit 'parsecs'"),

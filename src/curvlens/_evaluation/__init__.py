@@ -1,1 +1,1 @@
-"""How a model is run. Internal: a `Problem` hands it to operators, the profiler and the doctor."""
+"""Runs a model: parameters, data, graphs, sums. Internal: operators, profiler and doctor get it from a `Problem`."""

@@ -1,7 +1,7 @@
 """Buffers that a forward pass writes into: a counter, running statistics, the vectors of a power iteration.
 
-A loss that depends on what earlier passes wrote is another function in every pass, and has no curvature. Where it does
-not, passes work on copies, and the model keeps its own.
+If the loss depends on what earlier passes wrote, every pass computes a different function: there is no curvature.
+Otherwise passes write into copies, and the model's own buffers do not change.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch import Tensor, nn
 from curvlens.checksum import same_bits
 
 Pass = Callable[[Mapping[str, Tensor]], tuple[float, Mapping[str, Tensor]]]
-"""Buffers to be used → the loss of a pass, and the buffers that the model holds in the end."""
+"""Maps the buffers to use to (the loss of a pass, the buffers that the model holds after it)."""
 
 _ROUNDING = 8
-"""Units by which two losses may differ and be equal: sums on a GPU are not made in the same order twice."""
+"""Two losses are equal up to this many units of rounding: a GPU does not add in the same order twice."""
 
 
 @dataclass(frozen=True)
 class Writes:
-    """What a pass writes."""
+    """The buffers that a forward pass writes."""
 
     names: tuple[str, ...] = ()
     matters: bool = False
-    """Whether the loss depends on what was in these buffers before the pass."""
+    """Whether the loss depends on the values of these buffers before the pass."""
     drift: float = 0.0
-    """By how much a second pass differs from the first, relative to the loss."""
+    """The difference between a second pass and the first, relative to the loss."""
 
 
 def copies(model: nn.Module, names: Mapping[str, object] | tuple[str, ...]) -> dict[str, Tensor]:
@@ -39,7 +39,7 @@ def copies(model: nn.Module, names: Mapping[str, object] | tuple[str, ...]) -> d
 
 
 def writes(model: nn.Module, passed: Pass, dtype: torch.dtype) -> Writes:
-    """Look at a pass: which buffers it writes, and whether its loss depends on them."""
+    """Run passes and find which buffers they write, and whether the loss depends on them."""
     held = {name: x for name, x in model.named_buffers() if x.device.type != "meta"}
     given = copies(model, held)
     versions = {name: x._version for name, x in given.items()}
@@ -58,12 +58,12 @@ def writes(model: nn.Module, passed: Pass, dtype: torch.dtype) -> Writes:
 
 
 def _run(passed: Pass, buffers: Mapping[str, Tensor]) -> tuple[float, Mapping[str, Tensor]]:
-    torch.manual_seed(0)  # dropout is another matter
+    torch.manual_seed(0)  # dropout has a check of its own
     return passed(buffers)
 
 
 def _change(passed: Pass, buffers: Mapping[str, Tensor], reference: float) -> float:
-    """How far the loss with some buffers is from another, relative to that; infinite if there is none."""
+    """The relative difference between the loss with ``buffers`` and ``reference``; infinite if the pass fails."""
     try:
         value, _ = _run(passed, buffers)
     except Exception:
@@ -75,7 +75,7 @@ def _change(passed: Pass, buffers: Mapping[str, Tensor], reference: float) -> fl
 
 
 def _scrambled(x: Tensor) -> Tensor:
-    """Other values of the same kind: a power iteration may have arrived, so that its next step changes no bit."""
+    """Random values of the same dtype and size. A converged power iteration would not change its buffer otherwise."""
     if x.dtype == torch.bool:
         return ~x
     if not (x.is_floating_point() or x.is_complex()):
@@ -86,7 +86,7 @@ def _scrambled(x: Tensor) -> Tensor:
 
 
 class Watch:
-    """Copies of buffers that no pass was seen to write; what is written all the same is noticed and put back."""
+    """Copies of the buffers that the first pass did not write. Later writes are detected and undone."""
 
     def __init__(self, model: nn.Module, known: tuple[str, ...]) -> None:
         self._held = [
@@ -96,7 +96,7 @@ class Watch:
         ]
 
     def put_back(self) -> list[str]:
-        """The names of those that were written."""
+        """Restore the buffers that were written, and return their names."""
         found = [(name, x, before) for name, x, before in self._held if not same_bits(x, before)]
         for _, x, before in found:
             x.data.copy_(before)

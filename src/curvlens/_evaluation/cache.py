@@ -1,12 +1,12 @@
-"""When graphs are kept and when they are rebuilt: one cache for products and for the profiler's recordings.
+"""Keeps graphs or rebuilds them: one cache for products and for the profiler's recordings.
 
-Building the graph of a piece costs a little more than one gradient, a product another one and a half to two and a half.
-So graphs are kept while they fit the memory budget; the others are rebuilt for each sum, where all vectors of the sum
-share them. A piece that alone exceeds the budget is halved. Whatever is decided, the numbers are the same: sums over
-pieces are in float64 and divided once.
+Building the graph of a piece costs a little more than one gradient. A product costs another 1.5 to 2.5. So graphs are
+kept while they fit the memory budget. The others are rebuilt for each sum, and all vectors of the sum share them. A
+piece that exceeds the budget alone is halved. The numbers are the same in every case: sums over pieces are in float64
+and divided once.
 
-Recordings (`curvlens._evaluation.recording`) go over the same pieces, and are kept beside the graphs as long as
-somebody uses them and all of them fit into what the graphs leave of the budget.
+Recordings (`curvlens._evaluation.recording`) use the same pieces. They are kept while something refers to them and all
+of them fit into the budget that the graphs leave.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Cache:
     """The graphs of an evaluation, piece by piece."""
 
     def __init__(self, evaluation: Evaluation) -> None:
-        self._evaluation = weakref.ref(evaluation)  # a ring would hold the graphs until Python finds it
+        self._evaluation = weakref.ref(evaluation)  # a cycle would keep the graphs until the garbage collector runs
         self._plan: list[_Entry] | None = None
         self._point: Point | None = None
         self._recordings: weakref.ref[Recordings] | None = None
@@ -63,27 +63,27 @@ class Cache:
 
     @property
     def kept_bytes(self) -> int:
-        """What the kept graphs hold."""
+        """The size of the kept graphs in bytes."""
         return sum(entry.bytes for entry in self._plan or [] if entry.graph is not None)
 
     @property
     def largest_bytes(self) -> int:
-        """What the largest graph of one piece holds."""
+        """The size of the largest graph of one piece, in bytes."""
         return max((entry.bytes for entry in self._plan or []), default=0)
 
     @property
     def rebuilt_bytes(self) -> int:
-        """What the largest of the graphs holds that are rebuilt for every sum."""
+        """The size of the largest graph that is rebuilt for every sum, in bytes."""
         return max((entry.bytes for entry in self._plan or [] if entry.graph is None), default=0)
 
     @property
     def point_bytes(self) -> int:
-        """What the copy of the model holds that graphs are compared with."""
+        """The size of the copy of the model that graphs are compared with, in bytes."""
         return 0 if self._point is None else self._point.bytes
 
     @property
     def n_pieces(self) -> int:
-        """Into how many pieces the data is cut; 0 if that is not known yet."""
+        """The number of pieces of the data; 0 if it is not known yet."""
         return len(self._plan or [])
 
     @property
@@ -96,7 +96,7 @@ class Cache:
         self._plan = None
 
     def held(self) -> list[Graph] | None:
-        """All graphs, if all are kept and belong to the model and the data as they are now."""
+        """All graphs, if all are kept and neither the model nor the data has changed since. Otherwise None."""
         if self._point is None or not self.evaluation.is_at(self._point):
             self._plan, self._point = None, self.evaluation.point()
         if self._plan is None or self.rebuilds:
@@ -105,13 +105,13 @@ class Cache:
         return [entry.graph for entry in self._plan if entry.graph is not None]
 
     def point(self) -> Point:
-        """Where the model is now, in the copy that the graphs are compared with."""
+        """The present state of the model, as the copy that graphs are compared with."""
         self.held()
         assert self._point is not None
         return self._point
 
     def graphs(self, names: Sequence[str]) -> Iterator[Graph]:
-        """All graphs in the order of the data; rebuilt ones know the named parameters only."""
+        """All graphs in the order of the data. Rebuilt graphs have only the named parameters as leaves."""
         with self.evaluation.isolated():
             held = self.held()
             if held is not None:
@@ -123,7 +123,7 @@ class Cache:
                 yield from self._later_pass(self._plan, ordered)
 
     def recordings(self) -> Recordings:
-        """The data as recordings; the same ones as long as somebody holds them."""
+        """The data as recordings. While something refers to them, the same object is returned."""
         found = None if self._recordings is None else self._recordings()
         if found is None:
             found = Recordings(self.evaluation)
@@ -147,11 +147,11 @@ class Cache:
                 yield piece
 
     def total_pieces(self) -> int | None:
-        """Into how many pieces the data is cut; None while the first pass goes on."""
+        """The number of pieces of the data; None until the first pass is complete."""
         return None if self._plan is None else len(self._plan)
 
     def _first_pass(self) -> Iterator[Graph]:
-        """Build every graph, keep what fits, cut what does not, and write down what was decided."""
+        """Build every graph, keep those that fit, halve pieces that do not, and store the plan."""
         evaluation, plan = self.evaluation, list[_Entry]()
         unused, keeping = set(evaluation.layout.names), True
         for piece in evaluation.pieces():
@@ -182,7 +182,7 @@ class Cache:
         self._plan = plan
 
     def _later_pass(self, plan: list[_Entry], names: Sequence[str]) -> Iterator[Graph]:
-        """Kept graphs as they are, the others rebuilt for just the parameters this sum needs."""
+        """Kept graphs as they are. The others are rebuilt with only the parameters that this sum needs."""
         for entry, piece in self._cut(plan):
             yield Graph(self.evaluation, piece, names) if entry.graph is None else entry.graph
 
@@ -193,14 +193,14 @@ class Cache:
             while entries and entries[0].lies_in(piece):
                 entry = entries.popleft()
                 yield entry, piece if entry.stop is None else piece.part(entry.start, entry.stop)
-        assert not entries  # the data is checked to be the same as in the first pass
+        assert not entries  # `Data` checks that every pass gives the same batches
 
     def _can_halve(self, piece: Piece) -> bool:
-        """Whether a piece has more than one sample, and cutting it leaves the loss alone."""
+        """Whether a piece has more than one sample, and cutting it does not change the loss."""
         if (piece.size or 1) < 2 or self.evaluation.loss_function.couples_batch:
             return False
         try:
             setting.check_cut(self.evaluation, piece)
         except (CurvlensError, RuntimeError, ValueError, IndexError, TypeError):
-            return False  # a model that does not take half a batch
+            return False  # the model does not accept half a batch
         return True

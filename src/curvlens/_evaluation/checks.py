@@ -1,4 +1,4 @@
-"""Settings in which a result would be wrong: found before any long work."""
+"""Checks for settings in which a result would be wrong. They run before any long work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SumAndCount = Callable[[Piece], tuple[Tensor, float]]
 
 
 _RATES = ("p", "drop_prob", "dropout", "attention_dropout", "attn_dropout", "hidden_dropout", "layerdrop")
-"""How modules call the rate at which they drop: torch, timm's DropPath, Hugging Face."""
+"""Attributes that hold a dropout rate: of torch, timm's DropPath, Hugging Face."""
 
 
 def active_dropouts(model: nn.Module) -> list[str]:
@@ -37,7 +37,7 @@ def active_dropouts(model: nn.Module) -> list[str]:
 
 
 def draws(device: torch.device, action: Callable[[], object]) -> bool:
-    """Whether something takes numbers from the random generator of a device."""
+    """Whether an action takes numbers from the random generator of a device."""
     before = rng_state(device)
     action()
     return not torch.equal(before, rng_state(device))
@@ -56,7 +56,7 @@ def active_batch_norms(model: nn.Module) -> list[str]:
 
 
 def check_batch_norm(model: nn.Module) -> None:
-    """Batch-norm in training mode couples the samples of a batch and changes with every pass."""
+    """Raise an error for batch-norm in training mode: it couples samples, and it changes with every pass."""
     active = active_batch_norms(model)
     if active:
         raise CurvlensError(
@@ -66,7 +66,7 @@ def check_batch_norm(model: nn.Module) -> None:
 
 
 def check_buffers(written: Writes) -> tuple[str, ...]:
-    """The buffers that a pass writes, if the loss does not depend on them."""
+    """The names of the buffers that a pass writes. Raise an error if the loss depends on them."""
     if written.matters:
         raise CurvlensError(
             f"The forward pass writes into buffers ({listing(written.names)}), and the loss depends on them: every "
@@ -77,7 +77,7 @@ def check_buffers(written: Writes) -> tuple[str, ...]:
 
 
 def check_not_written(names: Iterable[str]) -> None:
-    """A pass that begins to write into buffers is not the one that was looked at."""
+    """Raise an error if a pass wrote into buffers that the first pass did not write."""
     if names := list(names):
         raise CurvlensError(
             f"A forward pass wrote into buffers ({listing(names)}) that the first pass left alone. It is unknown "
@@ -87,7 +87,7 @@ def check_not_written(names: Iterable[str]) -> None:
 
 
 def check_sum_and_count(loss: object, total: object, count: Any, piece: Piece) -> tuple[Tensor, float]:
-    """What a loss returned for a piece: a finite scalar, in float64 from here on, and a number of tokens."""
+    """Check what a loss returned for a piece: a finite scalar, converted to float64, and a number of tokens."""
     if not isinstance(total, Tensor) or total.numel() != 1:
         given = f"a tensor of shape {tuple(total.shape)}" if isinstance(total, Tensor) else a_kind(total)
         raise CurvlensError(
@@ -119,7 +119,7 @@ def check_sum_and_count(loss: object, total: object, count: Any, piece: Piece) -
 def check_deterministic(
     model: nn.Module, evaluate: SumAndCount, again: SumAndCount, piece: Piece
 ) -> tuple[Tensor, float]:
-    """The loss has to be the same twice, computed in two ways that should agree, and the batch too; the loss."""
+    """Check that two passes over a batch give the same loss and leave the batch unchanged. Return the loss."""
     before = batches.fingerprint(piece.batch)
     with torch.no_grad():
         (first, count), (second, _) = evaluate(piece), again(piece)
@@ -136,7 +136,7 @@ def check_deterministic(
             f"{float(second) / (count or 1):.8g}. Switch dropout off with model.eval().{where}"
         )
     with torch.no_grad():
-        # two passes that drop little may agree by chance; that random numbers are drawn is certain
+        # With a small rate two passes may agree by chance; drawing random numbers is proof.
         random = bool(active) and draws(first.device, lambda: again(piece))
     if random:
         raise CurvlensError(
@@ -151,7 +151,7 @@ def loss_through_outputs(
 ) -> tuple[Tensor, float]:
     """The summed loss and the count of a piece, from outputs cut off from the parameters.
 
-    The loss has to depend on the parameters through its outputs alone: there it is split into G and F.
+    A loss must depend on the parameters through its outputs alone: at the outputs H is split into G and F.
     """
     with torch.no_grad():
         outputs = loss.outputs(model, piece.batch)
@@ -170,7 +170,7 @@ def loss_through_outputs(
 
 
 def graph_nodes(tensors: Iterable[Tensor], until: Iterable[Any] = ()) -> Iterator[Any]:
-    """Every node of the autograd graph behind the tensors, once, as far as the nodes of ``until``, without them."""
+    """Every node of the autograd graph of the tensors, once. The search stops before the nodes of ``until``."""
     todo, seen = [x.grad_fn for x in tensors], set(until)
     while todo:
         node = todo.pop()
@@ -182,7 +182,7 @@ def graph_nodes(tensors: Iterable[Tensor], until: Iterable[Any] = ()) -> Iterato
 
 @contextmanager
 def explained_batch(batch: Batch, dtype: torch.dtype, model: nn.Module, loss: Loss) -> Iterator[None]:
-    """What torch and models say of a batch that does not fit the model, with the fix."""
+    """Explain the errors that torch and models raise for a batch that does not fit the model, and give the fix."""
     try:
         yield
     except ValueError as error:
@@ -195,7 +195,7 @@ def explained_batch(batch: Batch, dtype: torch.dtype, model: nn.Module, loss: Lo
             f"losses.CausalLM(), which makes the decoder's inputs from the labels. The model said: {error}"
         ) from error
     except IndexError as error:
-        if "index out of range" not in str(error):  # of the user's own code, perhaps
+        if "index out of range" not in str(error):  # the error may come from the user's own code
             raise
         raise CurvlensError(
             "An index of the first batch is beyond a table of the model: a token id is outside the vocabulary, or a "
@@ -218,7 +218,7 @@ def explained_batch(batch: Batch, dtype: torch.dtype, model: nn.Module, loss: Lo
 
 
 def check_split(evaluate: SumAndCount, piece: Piece, dtype: torch.dtype) -> None:
-    """Cutting a batch along its first axis has to leave its loss alone."""
+    """Check that cutting a batch along its first axis does not change its loss."""
     size = piece.size
     if size is None:
         shapes = [tuple(x.shape) for x in batches.tensors(piece.batch)]
@@ -240,7 +240,7 @@ def check_split(evaluate: SumAndCount, piece: Piece, dtype: torch.dtype) -> None
 
 
 def warn_low_precision(dtype: torch.dtype | None, *, inside: bool = False) -> None:
-    """Half precision is announced: that of the parameters, or one ``inside`` of the forward pass."""
+    """Warn of half precision: in the parameters, or with ``inside`` in the forward pass."""
     digits = {torch.float16: 3, torch.bfloat16: 2}.get(dtype) if dtype is not None else None
     if digits is not None and inside:
         warnings.warn(
@@ -272,7 +272,7 @@ WRITTEN = (
 
 
 def explained(error: Exception) -> Exception:
-    """torch's word for a missing second derivative, in ours; any other error as it is."""
+    """Translate torch's errors about missing second derivatives into a `CurvlensError`; return others unchanged."""
     text = str(error)
     if "checkpoint" in text.lower() or "checkpoint" in type(error).__name__.lower():
         return CurvlensError(

@@ -1,7 +1,7 @@
-"""How one model is run: at a point, over data, with a loss, one piece of the data at a time.
+"""Runs one model: at a point, over data, with a loss, one piece of the data at a time.
 
-Everything that a `Problem` computes goes through here: parameters and buffers are exchanged for the duration of a pass,
-torch is left as it was found, and the first passes check the setting (`curvlens._evaluation.setting`).
+Everything that a `Problem` computes goes through here. Parameters and buffers are exchanged for the duration of a pass,
+torch's global states are restored, and the first passes check the setting (`curvlens._evaluation.setting`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Slope:
 class Evaluation:
     """A model, its loss and its data, as a function of the parameters of ``layout``.
 
-    ``memory`` is what kept graphs may take, in bytes. ``reducer`` adds up what several processes computed.
+    ``memory`` is the budget for kept graphs, in bytes. ``reducer`` adds up the sums of several processes.
     """
 
     data: Data
@@ -79,14 +79,14 @@ class Evaluation:
         self.micro_batch = micro_batch
         self.reducer = reducer
         self.theta: Tensor | None = None
-        """Where the parameters are, if not where the model has them."""
+        """The parameters as a flat vector, if they differ from those of the model."""
         self.count: float | None = None
-        """What the summed loss is divided by, once it is known."""
+        """The number that the summed loss is divided by, once it is known."""
         self.checked = setting.Checked()
         self._cache: Cache | None = None
 
     def take(self, data: Any) -> None:
-        """Use these data: the setting is checked with their first batch."""
+        """Use this data, and check the setting with its first batch."""
         with self.isolated():
             before = rng_state(self.device)
             self.data = Data(data)
@@ -96,24 +96,24 @@ class Evaluation:
         self.checked.draws |= reading
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy takes over: all but the graphs, which belong to this evaluation."""
+        """The state for a copy: everything but the graphs, which belong to this evaluation."""
         return {**self.__dict__, "checked": copy.copy(self.checked), "_cache": None}
 
     def moved(self, theta: Tensor) -> Evaluation:
-        """The same at another point."""
+        """The same evaluation at another point."""
         other = copy.copy(self)
         other.theta = theta.clone()
         return other
 
     def within(self, memory: int) -> Evaluation:
-        """The same with graphs of its own, which may take so many bytes."""
+        """The same evaluation with graphs of its own and ``memory`` bytes for them."""
         other = copy.copy(self)
         other.memory = max(memory, 0)
         return other
 
     @property
     def cache(self) -> Cache:
-        """Its graphs: one cache for all operators and for the profiler."""
+        """The graphs: one cache for all operators and for the profiler."""
         if self._cache is None:
             self._cache = Cache(self)
         return self._cache
@@ -121,7 +121,7 @@ class Evaluation:
     # The point
 
     def parameters(self) -> dict[str, Tensor]:
-        """The chosen parameters as the model has them now: they may have been replaced since."""
+        """The chosen parameters of the model. They are looked up again: they may have been replaced."""
         with lock_of(self.model):
             present = dict(self.model.named_parameters())
         for name, shape in self.layout.shapes.items():
@@ -144,11 +144,11 @@ class Evaluation:
         return {name: nn.Parameter(values[name].to(parameters[name].dtype)) for name in names}
 
     def point(self) -> Point:
-        """Where the model is now: modules, modes, parameters and buffers, to be compared with later."""
+        """The present state of the model (modules, modes, parameters, buffers), to compare with later."""
         return Point(self.model, self.moving(), self.device)
 
     def is_at(self, point: Point) -> bool:
-        """Whether the model is still there."""
+        """Whether the model is still in this state."""
         return point.holds(self.model, self.moving(), self.device)
 
     def moving(self) -> list[Tensor]:
@@ -160,7 +160,7 @@ class Evaluation:
 
     @contextmanager
     def isolated(self) -> Iterator[None]:
-        """One thread at a time, outside of inference mode, random numbers left alone."""
+        """Hold the model's lock, switch inference mode off, and restore random generators afterwards."""
         with isolated(self.model, [self.device], draws=self.checked.draws):
             yield
 
@@ -172,18 +172,23 @@ class Evaluation:
         twice: bool = False,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Result:
-        """Run something with ``leaves`` in the place of the model's parameters; ``twice`` for second derivatives.
+        """Run ``action`` with ``leaves`` instead of the model's parameters; ``twice`` for second derivatives.
 
-        Backward passes belong inside too: checkpointed layers compute themselves anew in them. ``buffers`` are used in
-        the place of the model's; if not given, copies of those that a pass writes.
+        Backward passes must run inside too, because checkpointed layers recompute themselves there. ``buffers`` replace
+        the model's. By default these are copies of the buffers that a pass writes.
         """
-        # A loss of the model may look at requires_grad (weight decay does); elsewhere a constant saves half a graph.
+        # A loss from the model may read requires_grad (weight decay does). Elsewhere a constant saves half a graph.
         same = leaves is None or isinstance(self.loss_function, FromModel)
         if leaves is None:
             leaves = self.leaves(self.layout.names) if self.theta is not None else {}
         tensors = dict(leaves)
+        moved = {} if self.theta is None else self.layout.unflatten(self.theta)
         for name, p in self.model.named_parameters():
-            if p.requires_grad and name not in leaves:
+            if name in leaves:
+                continue
+            if name in moved:  # a chosen parameter that this graph does not differentiate by
+                tensors[name] = nn.Parameter(moved[name].to(p.dtype), requires_grad=same)
+            elif p.requires_grad:
                 tensors[name] = nn.Parameter(p.detach(), requires_grad=same)
         attention = second_order()
         modes: list[TorchFunctionMode] = [attention] if twice else []
@@ -216,7 +221,7 @@ class Evaluation:
 
         if self.checked.coarsest is not None:
             return self.at(None, action)
-        # Once: whether fewer digits go through the model than its parameters have.
+        # The first pass looks for tensors of lower precision than the parameters.
         with as_written(), HalfInside() as seen:
             result = uncollected(lambda: self.at(None, action))
         self.checked.coarsest = seen.dtype or self.dtype
@@ -276,7 +281,7 @@ class Evaluation:
     # What would make a result wrong
 
     def remember_count(self, count: float) -> float:
-        """The count of all data, remembered; zero is an error."""
+        """Store and return the count of all data. Raise an error if it is zero."""
         if count == 0:
             raise CurvlensError(
                 "No token of the data counts: every label is ignored (-100), or every mask is 0. Check the labels."
@@ -285,7 +290,7 @@ class Evaluation:
         return count
 
     def require_dependence(self, depends: bool) -> None:
-        """The loss has to depend on the chosen parameters at all."""
+        """Raise an error if the loss depends on none of the chosen parameters."""
         if not depends:
             raise CurvlensError(
                 f"The loss does not depend on any of the chosen parameters ({listing(self.layout.names)}). Is the "
@@ -293,7 +298,7 @@ class Evaluation:
             )
 
     def say_unused(self, names: Iterable[str]) -> None:
-        """Parameters the loss does not depend on have rows of zeros; say so, once."""
+        """Warn, once, of parameters that the loss does not depend on: their rows are zero."""
         unused = [name for name in self.layout.names if name in set(names)]
         if unused and not self.checked.unused_said:
             self.checked.unused_said = True

@@ -1,7 +1,7 @@
-"""Other tensors in the place of a model's parameters and buffers, for the duration of one action.
+"""Exchanges a model's parameters and buffers for other tensors, for the duration of one action.
 
-As ``torch.func.functional_call`` does it, but for any action and not only a forward pass; safe against Ctrl-C at any
-moment; and, by `lock_of`, one thread at a time for each model, since the exchange is visible to all of them.
+``torch.func.functional_call`` does this for a forward pass; `exchanged` does it for any action and is safe against
+Ctrl-C at any moment. All threads see the exchange, so `lock_of` admits one thread at a time for each model.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _making_lock = threading.Lock()
 
 
 def lock_of(model: nn.Module) -> threading.RLock:
-    """The lock of a model: who holds it may exchange its parameters, or rely on them."""
+    """The lock of a model. Hold it to exchange its parameters, or to rely on them."""
     with _making_lock:
         return _locks.setdefault(model, threading.RLock())
 
 
 @contextmanager
 def isolated(model: nn.Module, devices: Iterable[torch.device], *, draws: bool = True) -> Iterator[None]:
-    """One thread at a time, outside of inference mode, random numbers left alone.
+    """Hold the model's lock, switch inference mode off, and restore random generators afterwards.
 
-    ``draws`` says whether random numbers may be drawn inside. Only then are the generators put back: all threads share
-    them, and another one that draws meanwhile would draw the same numbers again.
-    An interrupt may leave it half-way, as any ``with``; then `guarded`, around every public call, ends it.
+    ``draws`` says whether random numbers may be drawn inside. Only then are the generators restored: all threads share
+    them, and a thread that draws meanwhile would draw the same numbers again.
+    An interrupt can stop this manager half-way, as any ``with``; `guarded`, around every public call, completes it.
     """
     cuda = [torch.cuda.default_generators[d.index or 0] for d in devices if d.type == "cuda"]
     generators = [torch.default_generator, *cuda] if draws else []
     put_back = map(torch.Generator.set_state, generators, [generator.get_state() for generator in generators])
-    # Both managers are written in C: no signal falls between them and the block.
+    # Both managers are written in C: no signal can interrupt between them and the block.
     with lock_of(model), torch._C._InferenceMode(False):
         try:
             yield
@@ -63,10 +63,10 @@ def exchanged(
     modes: Sequence[TorchFunctionMode] = (),
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Result:
-    """Run ``action`` with the named parameters and buffers exchanged, tied ones under all their names.
+    """Run ``action`` with the named parameters and buffers exchanged; tied ones under all their names.
 
-    Afterwards the model holds what it held before, also if the action has put other buffers there; so do the numbers
-    and tensors beside them, such as the length of a table that is made longer when it is needed.
+    Afterwards the model holds its own tensors again, even if the action replaced buffers. Plain attributes beside the
+    buffers are restored too, such as the length of a table that grows when needed.
     """
     given = {**tensors, **(buffers or {})}
     named = (*model.named_parameters(), *model.named_buffers())
@@ -80,20 +80,20 @@ def exchanged(
                 holders.append(holder)
                 old.append(own)
                 new.append({name: by_identity[id(x)] for name, x in own.items()})
-        if module._buffers and isinstance(module._buffers, dict):  # that of a scripted module is none
+        if module._buffers and isinstance(module._buffers, dict):  # a scripted module has no dict here
             plain = {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)}
             held += [module._buffers, vars(module)]
             before += [dict(module._buffers), plain]
-    # Each of the two chains runs inside one call of C code, where Python handles no signal: Ctrl-C comes before or
-    # after it, but never in between, and the second one is reached from wherever it came.
+    # Each of the two chains runs inside one call of C code, where Python handles no signal. Ctrl-C comes before or
+    # after a chain, never inside it, and the second chain runs in either case.
     enter = chain(map(dict.update, holders, new), map(push, modes))
     return guarded(enter, action, chain(map(dict.update, holders, old), map(dict.update, held, before), found()))
 
 
 def apart(model: nn.Module, action: Callable[[], Result]) -> Result:
-    """Run ``action`` where hooks may be registered and modes of modules changed: all are as before afterwards.
+    """Run ``action``, which may register hooks and change the modes of modules, then restore both.
 
-    Hooks go into copies of the modules' tables, and the tables themselves are put back.
+    Hooks go into copies of the modules' tables; afterwards the original tables are put back.
     """
     modules, copies, before = [], [], []
     for module in model.modules():

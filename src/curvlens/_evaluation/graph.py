@@ -37,7 +37,7 @@ Parts = dict[str, Tensor]
 
 
 def alive(reference: weakref.ref[Evaluation]) -> Evaluation:
-    """The evaluation that graphs belong to: whoever uses them holds a problem, which holds it."""
+    """The evaluation that graphs belong to. It lives as long as a problem or one of its operators."""
     evaluation = reference()
     if evaluation is None:
         raise CurvlensError(
@@ -47,7 +47,7 @@ def alive(reference: weakref.ref[Evaluation]) -> Evaluation:
 
 
 class LossBoundary:
-    """Where the loss meets the outputs: λ = ∂ℓ/∂f, and Λ = ∂²ℓ/∂f² behind it."""
+    """Separates the loss from the outputs: it holds λ = ∂ℓ/∂f and applies Λ = ∂²ℓ/∂f²."""
 
     def __init__(self, evaluation: Evaluation, piece: Piece, outputs: Any) -> None:
         self.loss = evaluation.loss_function
@@ -97,7 +97,7 @@ class LossBoundary:
 
 
 class _LossGradient(torch.autograd.Function):
-    """f ↦ λ; its backward is Λ, or nothing while the boundary is closed."""
+    """f ↦ λ. The backward applies Λ if the boundary is open, and is zero if it is closed."""
 
     @staticmethod
     def forward(ctx: Any, boundary: LossBoundary, values: Sequence[Tensor], *outputs: Tensor) -> tuple[Tensor, ...]:
@@ -120,14 +120,14 @@ class Graph:
         self._evaluation = weakref.ref(evaluation)
         self.leaves = evaluation.leaves(names)
         self.kept = False
-        """Whether it stays for the next sum."""
+        """Whether the graph is kept for the next sum."""
         self.memo: dict[Any, Any] = {}
-        """What an operator wants to find again at its next product; gone with the graph."""
+        """Values that an operator reuses in its next product; freed with the graph."""
         with torch.enable_grad():
             self._inside(lambda: self._build(evaluation, piece))
 
     def _inside(self, action: Callable[[], Result]) -> Result:
-        """Run forward or backward passes with the leaves in the place of the model's parameters."""
+        """Run forward or backward passes with the leaves instead of the model's parameters."""
         return alive(self._evaluation).at(self.leaves, action, twice=True)
 
     def _build(self, evaluation: Evaluation, piece: Piece) -> None:
@@ -202,15 +202,15 @@ class Graph:
         return dict(zip(rows, parts, strict=True))
 
     def tensors(self) -> list[Tensor]:
-        """What the graph holds besides saved tensors."""
+        """The tensors that the graph holds besides saved tensors."""
         held = [g for g in self.gradient.values() if g is not None]
         return held if self.boundary is None else [*held, *self.outputs, *self.boundary.gradient]
 
 
 def once_differentiable(gradient: Iterable[Tensor], until: Iterable[Any] = ()) -> bool:
-    """Whether there is a function marked ``once_differentiable`` before certain nodes of the graph.
+    """Whether the graph contains a function marked ``once_differentiable`` before the nodes of ``until``.
 
-    torch means them to raise when differentiated twice, but hangs their error on a dead end of the graph, which
-    ``torch.autograd.grad(..., inputs)`` never visits: second derivatives through them would be zero, in silence.
+    torch attaches an error node to such functions, but on a branch that ``torch.autograd.grad(..., inputs)`` never
+    visits. Second derivatives through them would be zero without an error.
     """
     return any(node.name() == "torch::autograd::Error" for node in graph_nodes(gradient, until))

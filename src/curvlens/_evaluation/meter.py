@@ -1,4 +1,4 @@
-"""How much memory a graph holds."""
+"""Measures how much memory a graph holds."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Built = TypeVar("Built", bound="Held")
 
 
 class Held(Protocol):
-    """What holds memory: a graph or a recording."""
+    """An object that holds memory: a graph or a recording."""
 
     def tensors(self) -> list[Tensor]:
-        """What it holds besides saved tensors."""
+        """The tensors that it holds besides saved tensors."""
         ...
 
 
@@ -41,7 +41,7 @@ class Meter:
         self.bytes = 0
         owned = [*model.parameters(), *model.buffers()]
         self._owned = {p.untyped_storage()._cdata for p in owned}
-        # Weak references hold no memory, but keep the identity of a freed storage from being given to another.
+        # A weak reference holds no memory, but prevents a new storage from getting the identity of a freed one.
         self._seen: dict[int, tuple[Any, int]] = {}
 
     def count(self, x: Tensor) -> Tensor:
@@ -55,15 +55,15 @@ class Meter:
         return x
 
     def _pack(self, x: Tensor) -> tuple[Tensor, int]:
-        # Detached: a node that saved its own output as it is would hold on to itself for good.
+        # Detached: a node that saves its own output would refer to itself and never be freed.
         kept = self.count(x).detach()
         return kept, kept._version
 
     def watch(self, action: Callable[[], Result]) -> Result:
-        """Count what an action saves; in the end, what of it is still there."""
+        """Run an action and count the tensors that it saves and that still exist afterwards."""
         hooks = torch._C._autograd
         top = partial(hooks._top_saved_tensors_default_hooks, True)
-        # as `torch.autograd.graph.saved_tensors_hooks`, but no Ctrl-C leaves the hooks behind
+        # As `torch.autograd.graph.saved_tensors_hooks`, but Ctrl-C cannot leave the hooks installed.
         result = guarded(
             starmap(hooks._push_saved_tensors_default_hooks, [(self._pack, _unpack)]),
             action,
@@ -74,7 +74,7 @@ class Meter:
 
 
 def _unpack(saved: tuple[Tensor, int]) -> Tensor:
-    """The saved tensor, as it was: torch leaves this check to whoever saves tensors himself."""
+    """The saved tensor. Check that it was not written into, which torch does not do for custom hooks."""
     kept, version = saved
     if kept._version != version:
         raise CurvlensError(WRITTEN.format(f"Its shape is {tuple(kept.shape)}."))
@@ -82,7 +82,7 @@ def _unpack(saved: tuple[Tensor, int]) -> Tensor:
 
 
 def built(evaluation: Evaluation, build: Callable[[], Built], limit: int | None) -> tuple[Built, int]:
-    """Build a graph or a recording and count what it holds, in bytes; beyond the limit an `OverBudgetError`."""
+    """Build a graph or a recording and count its bytes. Raise `OverBudgetError` beyond the limit."""
     meter = Meter(evaluation.model, limit)
     result = meter.watch(build)
     for x in result.tensors():

@@ -1,4 +1,4 @@
-"""Which parameters of a model a problem is a function of, and where they live."""
+"""Chooses the parameters that a problem depends on, and finds their device and dtype."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ PLAIN = " Give the module from which it was scripted or traced."
 
 
 Own = Mapping[str, str | Iterable[str]] | Family | None
-"""Blocks of the user's: groups by name, or rules."""
+"""The user's blocks: groups by name, or a family of rules."""
 
 
 def choose(
     model: nn.Module, params: str | Iterable[str] | None, own: Own = None, heads: Heads | None = None
 ) -> dict[str, nn.Parameter]:
-    """The parameters to differentiate by: those named, or all that require a gradient.
+    """The parameters to differentiate with respect to: the named ones, or all that require a gradient.
 
-    Frozen parameters are out, never rows of zeros; a tied tensor is there once, under its first name.
+    Frozen parameters are left out. A tied tensor appears once, under its first name.
     """
     everything = dict(model.named_parameters())
     if not everything:
@@ -66,7 +66,7 @@ def choose(
 
 
 def _named(blocks: Blocks, wanted: Sequence[str], groups: Mapping[str, str | Iterable[str]]) -> list[str]:
-    """The parameters that names of parameters, blocks or the user's groups, or patterns, stand for."""
+    """The parameters that the given names or patterns (of parameters, blocks or the user's groups) select."""
     names: list[str] = []
     for item in wanted:
         meant = groups.get(item, item) if isinstance(item, str) else [item]
@@ -95,7 +95,7 @@ def named(
     heads: Heads | None = None,
     splits: Seen | None = None,
 ) -> Blocks:
-    """The map of the chosen parameters: by architecture, by the user's family, with the user's groups."""
+    """The block map of the chosen parameters: by architecture or the user's family, with the user's groups."""
     if isinstance(own, Family):
         return map_blocks(model, chosen, own=own, heads=heads, splits=splits)
     blocks = map_blocks(model, chosen, heads=heads, splits=splits)
@@ -107,7 +107,7 @@ def named(
 
 
 def device_and_dtype(model: nn.Module, chosen: Mapping[str, nn.Parameter]) -> tuple[torch.device, torch.dtype]:
-    """The one device of the model, and the dtype that holds all chosen parameters."""
+    """The device of the model, and the smallest dtype that holds all chosen parameters."""
     devices = {p.device: name for name, p in model.named_parameters()}
     if len(devices) > 1:
         places = ", ".join(f"{name!r} on {device}" for device, name in devices.items())

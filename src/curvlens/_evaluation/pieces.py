@@ -1,4 +1,4 @@
-"""What goes through the model in one go: some samples of one batch."""
+"""A piece: some samples of one batch that go through the model together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Piece:
     """Some samples of one batch, on the model's device."""
 
     index: int
-    """Which batch."""
+    """The number of its batch."""
     start: int
     """Its first sample, counted inside the batch."""
     offset: int
@@ -22,7 +22,7 @@ class Piece:
 
     @property
     def size(self) -> int | None:
-        """How many samples, None if the tensors have no first axis in common."""
+        """The number of samples; None if the tensors have no common first axis."""
         return batches.batch_size(self.batch)
 
     @property
@@ -32,7 +32,7 @@ class Piece:
 
     @property
     def place(self) -> tuple[int, int, int | None]:
-        """Where it lies in the data."""
+        """(batch, first sample, end): its place in the data."""
         return self.index, self.start, self.stop
 
     def part(self, start: int, stop: int) -> Piece:

@@ -1,4 +1,4 @@
-"""Where a model is: a copy of everything in it that can change."""
+"""The state of a model: a copy of everything in it that can change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from curvlens.checksum import same_bits
 
 
 class Point:
-    """A copy to compare with later, so that every change is noticed: also one through ``.data``, or of no bit."""
+    """A copy to compare with later. It detects every change, also through ``.data``, and writes that change no bit."""
 
     def __init__(self, model: nn.Module, tensors: Sequence[Tensor], device: torch.device) -> None:
         self._signature = self._sign(model, tensors, device)
@@ -31,10 +31,10 @@ class Point:
 
     @property
     def bytes(self) -> int:
-        """What the copies hold."""
+        """The size of the copies in bytes."""
         return sum(x.nbytes for x in self._copies)
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:
-    """Which tensor it is, and how often it was written into: a graph that saved it is lost even if no bit changed."""
+    """Identity and version of a tensor: a write invalidates graphs that saved it, even if no bit changed."""
     return id(x), x.data_ptr(), x.shape, x.dtype, None if x.is_inference() else x._version

@@ -1,11 +1,11 @@
-"""A forward pass cut at the borders of its modules: the loss as a chain of segments, each of one module.
+"""Cuts a forward pass at the borders of its modules: the loss becomes a chain of segments, each of one module.
 
-While a model runs under `Recorder`, every tensor that enters or leaves a module is replaced by a leaf that stands for
-it. What lies between two cuts is a segment: a function of earlier leaves and of parameters, computed by one module's
-own code. So are the steps of scaled dot-product attention, which are no modules: scores, softmax and mix.
+While a model runs under `Recorder`, every tensor that enters or leaves a module is replaced by a leaf. The computation
+between two cuts is a segment: a function of earlier leaves and of parameters, computed by one module's own code. The
+steps of scaled dot-product attention (scores, softmax, mix) are no modules, but are cut into segments too.
 
-The module's own code goes on with the tensor that was cut, not with the leaf. Where a later segment comes back to it,
-it is an input like a leaf, and stands for the same number.
+The module's own code continues with the original tensor, not with the leaf. If a later segment uses the original
+tensor, the tensor is an input of that segment, as its leaf would be. Both have the same value.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from curvlens.sdpa.mode import multi_head_attention
 from curvlens.surroundings import as_written, within
 
 STEPS = ("scores", "softmax", "mix")
-"""Of scaled dot-product attention, in their order."""
+"""The steps of scaled dot-product attention, in order."""
 
 
 Edge = tuple[Any, int]
-"""A node of autograd's graph, and which of its results."""
+"""A node of autograd's graph, and the index of one of its outputs."""
 
 
 @dataclass(eq=False)
 class Segment:
-    """What one module computed between two cuts."""
+    """The computation of one module between two cuts."""
 
     path: str
-    """Of the module; for a step of attention the path of the module in which it is, and the step."""
+    """The path of the module. A step of attention adds its name to the path of the module that contains it."""
     outputs: list[Tensor]
     copies: list[Tensor]
-    """Leaves that stand for the outputs in all that follows."""
+    """Leaves that replace the outputs in everything that follows."""
     leaves: list[Tensor] = field(default_factory=list)
-    """Copies of earlier segments and parameters, on which the outputs depend."""
+    """Parameters, and copies of earlier segments, on which the outputs depend."""
     inputs: list[Tensor] = field(default_factory=list)
-    """By which the outputs are differentiated for them: a leaf itself, or the tensor that it stands for."""
+    """For each leaf the tensor to differentiate with respect to: the leaf, or the tensor that it replaced."""
 
     above: set[int] = field(default_factory=set)
-    """The inputs by identity, and all that these depend on."""
+    """The identities of the inputs and of everything that these depend on."""
 
     def find_leaves(self, known: Mapping[int, Tensor], cuts: Mapping[Edge, Cut]) -> None:
-        """Look for what the outputs depend on: not beyond what was cut before, where that is all they come back to."""
+        """Find the leaves that the outputs depend on. The search stops at earlier cuts where it can."""
         opened = set[Edge]()
         found = self._inputs(known, cuts, opened)
-        # autograd goes through an input if it is asked for another one behind it
+        # autograd passes through an input if another requested input lies behind it
         while shared := {
             edge for key, (_, _, edge) in found.items() if edge and cuts[edge].above & (found.keys() - {key})
         }:
@@ -68,7 +68,7 @@ class Segment:
     def _inputs(
         self, known: Mapping[int, Tensor], cuts: Mapping[Edge, Cut], opened: Container[Edge]
     ) -> dict[int, tuple[Tensor, Tensor, Edge | None]]:
-        """Leaves, what they stand for and where it was cut, by its identity; ``opened`` is looked through."""
+        """Leaves, the tensors they replaced and the edges of the cuts, by identity; cuts in ``opened`` are ignored."""
         found: dict[int, tuple[Tensor, Tensor, Edge | None]] = {}
         todo: list[Edge] = [(x.grad_fn, x.output_nr) for x in self.outputs]
         seen = set[Edge]()
@@ -88,13 +88,13 @@ class Segment:
 
 
 class Cut(NamedTuple):
-    """A tensor that was cut."""
+    """A tensor at which the pass was cut."""
 
     original: Tensor
     leaf: Tensor
-    """What stands for it."""
+    """The leaf that replaces it."""
     above: set[int]
-    """What it depends on."""
+    """The identities of what it depends on."""
 
 
 class Recorder:
@@ -108,10 +108,10 @@ class Recorder:
         writable: bool = False,
         whole: Container[str] = (),
     ) -> None:
-        """``writable``: hand out tensors that may be written to; ``whole``: paths whose inputs are left as they are."""
+        """``writable``: hand out tensors that may be written into; ``whole``: paths whose inputs are not cut."""
         self.segments: list[Segment] = []
         self.kinds: dict[str, str] = {}
-        """What a path is: the class of its module, or a step of attention."""
+        """By path: the class of the module, or the step of attention."""
         self._model = model
         self._known = {id(p): p for p in parameters.values()}
         self._paths: dict[int, list[str]] = {}
@@ -122,31 +122,31 @@ class Recorder:
         self._writable, self._whole = writable, whole
         self._given: list[list[tuple[Tensor, int]]] = []
         self.results: dict[str, list[Tensor | None]] = {}
-        """What each call of a module gave: the leaf that stands for the first tensor of it; None if there is none."""
+        """For each call of a module the leaf of the first tensor that it returned; None if there is none."""
         self._versions: list[tuple[Tensor, int]] = []
         self._behind: dict[int, tuple[Tensor, Tensor, int]] = {}
-        """What was handed out, by identity: itself, the leaf behind it, and its version."""
+        """Tensors that were handed out, by identity: the tensor, its leaf, and its version."""
         self._cuts: dict[Edge, Cut] = {}
         self.writers: set[str] = set()
-        """Modules that wrote into what they were given."""
+        """Modules that wrote into their arguments."""
         self.hidden: dict[str, str] = {}
-        """Modules that ran inside a transformation of torch.func, where nothing can be cut, and by whom called."""
+        """Modules that ran inside a transformation of torch.func, where no cut is possible, and their callers."""
 
     @property
     def here(self) -> str:
-        """The path of the module whose code runs now; "" is the model itself, and what is around it."""
+        """The path of the module whose code runs now; "" is the model itself and the code around it."""
         return self._stack[-1][1] if self._stack else ""
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Cut whatever the model does in here."""
+        """Cut everything that the model computes inside."""
         with ExitStack() as stack:
             for path, module in self._model.named_modules(remove_duplicate=False):
                 self.kinds[path] = type(module).__name__
             for module in self._model.modules():
                 entering = module.register_forward_pre_hook(self._enter, with_kwargs=True)
                 stack.callback(entering.remove)
-                # also if it raises
+                # called even if the module raises
                 leaving = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
                 stack.callback(leaving.remove)
             stack.enter_context(_Attention(self))
@@ -154,14 +154,14 @@ class Recorder:
             yield
 
     def finish(self, outputs: list[Tensor]) -> list[Tensor]:
-        """Cut what the loss sees, too: the leaves that stand for it."""
+        """Cut the outputs that the loss sees, and return their leaves."""
         self._writable = False
         ends: list[Tensor] = self.cut([self._leaf(x) for x in outputs], "")
         self.results[""] = [x if x.requires_grad else None for x in ends[:1]]
         return ends
 
     def _path(self, module: nn.Module) -> str:
-        """Of its paths, the one inside the module that calls it."""
+        """The path of a module; if it has several, the one inside the calling module."""
         paths = self._paths.get(id(module), [self.here])
         inside = f"{self.here}." if self.here else ""
         return next((path for path in paths if path.startswith(inside)), paths[0])
@@ -178,7 +178,7 @@ class Recorder:
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not self._stack or self._stack[-1][0] != id(module):
-            return output  # something raised before it was entered
+            return output  # an error was raised before the module was entered
         _, path = self._stack.pop()
         if any(x._version != before for x, before in self._given.pop()):
             self.writers.add(path)
@@ -191,7 +191,7 @@ class Recorder:
         return output
 
     def cut(self, tree: Any, path: str) -> Any:
-        """The tree with leaves in the place of tensors that something computed; one segment for all of them."""
+        """The tree with its computed tensors replaced by leaves; one segment for all of them."""
         segment, seen, handed = Segment(path, [], []), list[Tensor](), list[Tensor]()
 
         def one(x: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class Recorder:
                 return self._cuts[edge].leaf
             with torch.enable_grad():
                 real = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-                computed = real.clone() if self._writable else real  # what is written into x later is another output
+                computed = real.clone() if self._writable else real  # a later write into x must not change this output
                 leaf = computed.detach().requires_grad_()
                 copied = torch.view_as_complex(leaf) if x.is_complex() else leaf
                 copied = copied.clone() if self._writable else copied
@@ -225,13 +225,13 @@ class Recorder:
         return result
 
     def _leaf(self, x: Tensor) -> Tensor:
-        """The leaf behind a tensor that was handed out, if that was not written into; else the tensor."""
+        """The leaf of a tensor that was handed out, unless it was written into; then the tensor itself."""
         _, leaf, version = self._behind.get(id(x), (None, x, -1))
         return leaf if version == x._version else x
 
     @property
     def written(self) -> bool:
-        """Whether something was written into after it was cut: then it is no longer what the segment gave."""
+        """Whether a tensor was written into after it was cut: it no longer equals the segment's output."""
         return any(x._version != before for x, before in self._versions)
 
     def _add(self, segment: Segment) -> None:
@@ -243,16 +243,16 @@ class Recorder:
         self.segments.append(segment)
 
     def step(self, name: str, x: Tensor) -> Tensor:
-        """What a step of attention gave, cut."""
+        """Cut the result of a step of attention."""
         path = f"{self.here}.{name}" if self.here else name
-        path = f"{path}()" if path in self._taken else path  # a module of that name is another
+        path = f"{path}()" if path in self._taken else path  # the model has a module of that name
         self.kinds[path] = name
         cut: Tensor = self.cut(x, path)
         return cut
 
 
 class _Attention(TorchFunctionMode):
-    """Scaled dot-product attention in its three steps."""
+    """Replaces scaled dot-product attention by its three steps."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class _Attention(TorchFunctionMode):
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """All tensors of what a module takes or gives."""
+    """All tensors of a module's arguments or results."""
     found: list[Tensor] = []
 
     def one(x: Tensor) -> Tensor:
@@ -283,7 +283,7 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def written_to(tree: Any) -> list[Any]:
-    """The containers among what a module was given, into which it may have put results."""
+    """The containers among a module's arguments; the module may have stored results in them."""
     if isinstance(tree, tuple):
         return [found for value in tree for found in written_to(value)]
     kept = isinstance(tree, (list, dict)) or (dataclasses.is_dataclass(tree) and not isinstance(tree, type))
@@ -291,14 +291,14 @@ def written_to(tree: Any) -> list[Any]:
 
 
 def mapped(function: Callable[[Tensor], Tensor], tree: Any, inside: tuple[int, ...] = ()) -> Any:
-    """Apply ``function`` to every tensor of what a module takes or gives.
+    """Apply ``function`` to every tensor of a module's arguments or results.
 
-    Containers stay what they are: who else holds a list, a dict or a dataclass sees the new tensors in it. Only a tuple
-    with another tensor is another tuple.
+    Lists, dicts and dataclasses are changed in place, so others that refer to them see the new tensors. Only tuples
+    are replaced.
     """
     if isinstance(tree, Tensor):
         return function(tree)
-    if id(tree) in inside:  # a container in itself
+    if id(tree) in inside:  # the container contains itself
         return tree
     inside = (*inside, id(tree))
     if isinstance(tree, dict):
@@ -309,7 +309,7 @@ def mapped(function: Callable[[Tensor], Tensor], tree: Any, inside: tuple[int, .
         for i, value in enumerate(tree):
             if (new := mapped(function, value, inside)) is not value:
                 tree[i] = new
-    elif isinstance(tree, tuple):  # also what torch.max gives
+    elif isinstance(tree, tuple):  # also the named result of torch.max
         values = [mapped(function, value, inside) for value in tree]
         if any(new is not old for new, old in zip(values, tree, strict=True)):
             return type(tree)(*values) if is_namedtuple(tree) else type(tree)(values)

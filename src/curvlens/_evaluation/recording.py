@@ -5,9 +5,9 @@ segment and the tangent u of its leaves along a direction v of the parameters, i
 
     vᵀ M v' = ⟨λ, D²f[u, u']⟩.
 
-The adjoint pass pulls λ back through each segment by itself, p(λ, leaves) = Jᵀλ, and keeps the graph of that. One
-reverse pass through it then gives all that a direction needs: ∂⟨p, u⟩/∂λ = J u is the tangent of z, and ∂⟨p, u⟩/∂leaves
-= ⟨λ, D²f[u, ·]⟩ is what u' is multiplied with.
+The adjoint pass computes p(λ, leaves) = Jᵀλ for each segment by itself and keeps its graph. One reverse pass through
+that graph gives all that a direction needs: ∂⟨p, u⟩/∂λ = J u is the tangent of z, and ∂⟨p, u⟩/∂leaves = ⟨λ, D²f[u, ·]⟩
+is to be multiplied with u'.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
     from curvlens._evaluation.evaluation import Evaluation
 
 CHUNK = 1 << 16
-"""Numbers of a vector that are multiplied at a time."""
+"""How many entries of a vector are multiplied at a time."""
 Tangents = dict[int, Tensor]
-"""Of leaves, by identity; a leaf that is missing has none."""
+"""Tangents of leaves, by identity; a missing leaf has tangent zero."""
 Tick = Callable[[int, int], None]
 """(segments done, of how many)."""
 
 
 @dataclass(eq=False)
 class Pulled:
-    """A segment with its adjoint: p(λ, leaves) = Jᵀ λ as a graph."""
+    """A segment with its adjoint pass: p(λ, leaves) = Jᵀ λ as a graph."""
 
     segment: Segment
     copies: list[Tensor]
-    """Of the outputs on which the loss depends."""
+    """Leaves of the outputs on which the loss depends."""
     adjoint: list[Tensor]
-    """λ, leaves of their own."""
+    """λ, as leaves of the graph of p."""
     leaves: list[Tensor]
     inputs: list[Tensor]
-    """In the graphs of outputs and gradient, what the leaves stand for."""
+    """The tensors in the graphs of outputs and gradient that the leaves replaced."""
     gradient: list[Tensor]
-    """p, by leaf."""
+    """p, one tensor for each leaf."""
     blocked: str = ""
-    """Why it cannot be differentiated twice, if so: then neither it nor what lies behind it is known."""
+    """Why the segment cannot be differentiated twice, or "". If it cannot, its part and all later ones are unknown."""
 
     def along(self, tangents: Tangents, *, bend: bool) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """J u, by output, and ⟨λ, D²f[u, ·]⟩, by leaf; the second only on demand. None is zero."""
+        """J u, by output, and with ``bend`` ⟨λ, D²f[u, ·]⟩, by leaf. None means zero."""
         moving = [
             (p, tangents[id(leaf)]) for p, leaf in zip(self.gradient, self.leaves, strict=True) if id(leaf) in tangents
         ]
@@ -77,7 +77,7 @@ class Pulled:
                 if not lacks_derivative(error):
                     raise
                 self.blocked = str(error).splitlines()[0]
-        if self.blocked:  # unknown is NaN, and makes unknown whatever it comes to
+        if self.blocked:  # NaN marks an unknown value, and propagates to every term that depends on it
             return [torch.full_like(w, math.nan) for w in self.adjoint], [
                 torch.full_like(leaf, math.nan) for leaf in self.leaves
             ]
@@ -95,7 +95,7 @@ class Recording:
             self.inside(lambda: self._build(piece))
 
     def inside(self, action: Callable[[], Any]) -> Any:
-        """Run something with the parameters of this recording in the place of the model's."""
+        """Run an action with the parameters of this recording instead of the model's."""
         return self.evaluation.at(self.parameters, action, twice=True)
 
     def _build(self, piece: Piece) -> None:
@@ -113,7 +113,7 @@ class Recording:
         self._done = [[key for key, j in last.items() if j == i and key not in kept] for i in range(len(self.pulled))]
 
     def _recorded(self, piece: Piece) -> tuple[Recorder, Any]:
-        """A cut forward pass. Where modules write into tensors, these are handed out as copies or left uncut."""
+        """A cut forward pass. Tensors that modules write into are handed out as copies, or are not cut."""
         writable, whole = False, set[str]()
         while True:
             recorder = Recorder(self.evaluation.model, self.parameters, writable=writable, whole=whole)
@@ -141,7 +141,7 @@ class Recording:
             return self.evaluation.loss_function.outputs(self.evaluation.model, piece.batch)
 
     def _pull_back(self, segments: Sequence[Segment]) -> list[Pulled]:
-        """The adjoint pass: segments that the loss depends on, in the order of the forward pass."""
+        """The adjoint pass: the segments that the loss depends on, in the order of the forward pass."""
         adjoints: Tangents = {}
         for end, w in zip(self.ends, self.boundary.gradient, strict=True):
             if end.requires_grad:
@@ -149,7 +149,7 @@ class Recording:
         found: list[Pulled] = []
         for segment in reversed(segments):
             live = [(z, c) for z, c in zip(segment.outputs, segment.copies, strict=True) if id(c) in adjoints]
-            if not live or not segment.leaves:  # the loss does not depend on it, or it does on no parameter
+            if not live or not segment.leaves:  # the loss does not depend on it, or it depends on no parameter
                 continue
             weights = [adjoints.pop(id(c)).detach().requires_grad_() for _, c in live]
             gradient = torch.autograd.grad(
@@ -160,7 +160,7 @@ class Recording:
             once = once_differentiable((p for *_, p in triples), until=(x.grad_fn for x in segment.inputs))
             for leaf, _, p in triples:
                 key = id(leaf)
-                if key in self._names:  # nobody asks for it: of a tied embedding it would be a copy
+                if key in self._names:  # not needed for parameters; for a tied embedding it would be a copy
                     continue
                 adjoints[key] = adjoints[key] + p.detach() if key in adjoints else p.detach()
             found.append(
@@ -178,16 +178,16 @@ class Recording:
 
     @property
     def blocked(self) -> dict[str, str]:
-        """Paths that cannot be differentiated twice, as far as that was tried, and why."""
+        """Paths that cannot be differentiated twice, with the reason. Only paths tried so far are known."""
         return {pulled.segment.path: pulled.blocked for pulled in self.pulled if pulled.blocked}
 
     @property
     def count(self) -> float:
-        """What the sums of this piece are divided by, with those of the others."""
+        """The valid tokens of this piece."""
         return self.boundary.count
 
     def start(self, v: Parts) -> Tangents:
-        """The tangents of the parameters along a direction."""
+        """The tangents of the parameters along a direction v."""
         return {id(self.parameters[name]): part for name, part in v.items()}
 
     def ends_along(self, tangents: Tangents) -> list[Tensor]:
@@ -195,13 +195,13 @@ class Recording:
         return [tangents[id(x)] if id(x) in tangents else torch.zeros_like(x) for x in self.ends]
 
     def tensors(self) -> list[Tensor]:
-        """What the recording holds besides saved tensors."""
+        """The tensors that the recording holds besides saved tensors."""
         pulled = [x for p in self.pulled for x in (*p.gradient, *p.adjoint, *p.segment.outputs)]
         return [*pulled, *self.ends, *self.boundary.gradient, *self.boundary.flat(self.boundary.outputs)]
 
     @property
     def forms_bytes(self) -> int:
-        """What `forms` holds at most besides the recording, for one direction that is bent and one that is not."""
+        """The most bytes that `forms` needs beside the recording, for one direction with ``bend`` and one without."""
         live, most, sizes = 0, 0, dict[int, int]()
         for pulled, done in zip(self.pulled, self._done, strict=True):
             sizes.update((id(c), c.nbytes) for c in pulled.copies)
@@ -213,9 +213,9 @@ class Recording:
     def forms(
         self, directions: Sequence[Parts], bent: int, tick: Tick = lambda done, total: None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """vᵢᵀ M vⱼ of the first ``bent`` directions i with all j: by path, summed over its segments, and that of G.
+        """vᵢᵀ M vⱼ for the first ``bent`` directions i and all j: by path, summed over its segments; and that of G.
 
-        ``tick(done, total)`` is called with the number of segments.
+        ``tick(done, total)`` is called with numbers of segments.
         """
         return self.inside(lambda: self._forms(directions, bent, tick))  # type: ignore[no-any-return]
 
@@ -234,7 +234,7 @@ class Recording:
             table.setdefault(path, torch.zeros(bent, len(directions), dtype=torch.float64, device="cpu"))
             for leaf, *bend in zip(pulled.leaves, *bends, strict=True):
                 table[path] += products(bend, [t.get(id(leaf)) for t in tangents])
-            bend, moved = [], []  # before the next segment: k vectors of a module's parameters
+            bend, moved = [], []  # free k vectors of a module's parameters before the next segment
             for t in tangents:
                 for key in done:
                     t.pop(key, None)
@@ -252,7 +252,7 @@ class Recording:
         return {name: second[key] for key, name in self._names.items() if key in second}
 
     def at_result(self, path: str, call: int, u: Tensor, *, outer: bool, functional: bool) -> Tensor:
-        """Rows of the Hessian by what a call of a module gave, applied to u: the part of G, of F, or both."""
+        """The Hessian with respect to the result of a module's call, applied to u: the part of G, of F, or both."""
         leaf = self.results[path][call]
         assert leaf is not None
         made = [i for i, pulled in enumerate(self.pulled) if any(c is leaf for c in pulled.copies)]
@@ -297,7 +297,7 @@ class Recording:
 
 
 def products(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> Tensor:
-    """All inner products ⟨xᵢ, yⱼ⟩, summed in float64, on the CPU; None is zero."""
+    """All inner products ⟨xᵢ, yⱼ⟩, summed in float64, on the CPU; None means zero."""
     result = torch.zeros(len(left), len(right), dtype=torch.float64, device="cpu")
     rows = [i for i, x in enumerate(left) if x is not None]
     columns = [j for j, y in enumerate(right) if y is not None]

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class Recordings:
-    """The data as recordings: kept while they fit the memory budget, built anew for every pass if not."""
+    """The data as recordings. They are kept while they fit the memory budget, otherwise rebuilt for every pass."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
         self.kinds: dict[str, str] = {}
-        """What there is a path of: modules by their class, and steps of attention; known after the first pass."""
+        """By path: the class of the module, or the step of attention. Known after the first pass."""
         self.hidden: dict[str, str] = {}
-        """Modules that ran where nothing can be cut, and the modules that called them; known after the first pass."""
+        """Modules that ran where no cut is possible, and their callers. Known after the first pass."""
         self.blocked: dict[str, str] = {}
-        """Paths that turned out not to be twice differentiable, and why."""
+        """Paths that cannot be differentiated twice, with the reason."""
         self.adds_up = False
-        """Whether G and all functional parts were seen to add up to H."""
+        """Whether G and all functional parts were checked to add up to H."""
         self.kept_bytes = self.largest_bytes = self.forms_bytes = self.output_bytes = 0
-        """What the kept ones hold, the largest, its forms (`Recording.forms_bytes`) and its outputs; after a pass."""
+        """In bytes, after a pass: all kept recordings; the largest one; its `Recording.forms_bytes`; its outputs."""
         self.seconds = 0.0
-        """How long it took to build them."""
+        """The time that building them took."""
         self._kept: list[Recording] | None = None
         self._point: Point | None = None
 
@@ -76,12 +76,12 @@ class Recordings:
         cache = self.evaluation.cache
         try:
             cache.prepare()
-        except CurvlensError:  # a model that has no Hessian may still have parts that are known
+        except CurvlensError:  # a model without a Hessian may still have parts that are known
             return self.evaluation.pieces()
         return cache.pieces()
 
     def known(self) -> dict[str, str]:
-        """What every path is."""
+        """The kind of every path."""
         if not self.kinds:
             for _ in self:
                 pass

@@ -1,4 +1,4 @@
-"""Where the data are shared out among processes: a sum over all of them."""
+"""Sums over several processes that share the data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Reducer(Protocol):
-    """Adds up what several processes computed from their own data; every process gets the sum.
+    """Adds up the sums that several processes computed from their own data. Every process gets the result.
 
     All processes call it in the same order, with tensors of the same shapes.
     """
@@ -23,21 +23,21 @@ class Reducer(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether there is one process only, so that nothing has to be added."""
+        """Whether there is only one process, so that nothing has to be added."""
         ...
 
 
 class Alone:
-    """One process: a sum over it is what it computed."""
+    """A reducer for one process: it returns what it is given."""
 
     alone = True
 
     def numbers(self, values: list[float]) -> list[float]:
-        """The numbers as they are."""
+        """The numbers, unchanged."""
         return values
 
     def tensor(self, value: Tensor) -> Tensor:
-        """The tensor as it is."""
+        """The tensor, unchanged."""
         return value
 
 

@@ -36,7 +36,7 @@ __all__ = ["Checked", "check", "check_attention", "check_cut", "check_weights", 
 
 
 class FirstLoss(NamedTuple):
-    """The summed loss of the first piece, from when the setting was checked."""
+    """The summed loss of the first piece, as computed when the setting was checked."""
 
     place: tuple[int, int, int | None]
     state: tuple[Any, ...]
@@ -46,29 +46,29 @@ class FirstLoss(NamedTuple):
 
 @dataclass
 class Checked:
-    """What the checks of one evaluation found so far."""
+    """The results of the checks of one evaluation so far."""
 
     modes: frozenset[tuple[bool, ...]] = frozenset()
-    """Of the modules: in which of them the setting was checked."""
+    """The training modes of the modules for which the setting was checked."""
     written: tuple[str, ...] = ()
     """Buffers that a pass writes, in any of these modes."""
     draws: bool = True
-    """Whether going through the data or the model draws random numbers: it is not known before the first pass."""
+    """Whether a pass over the data or the model draws random numbers; True until the first pass shows otherwise."""
     coarsest: torch.dtype | None = None
-    """The lowest precision inside a forward pass; None before the first."""
+    """The lowest precision inside a forward pass; None before the first pass."""
     cut: bool = False
-    """Whether cutting a batch was seen to leave its loss alone."""
+    """Whether a check has shown that cutting a batch does not change its loss."""
     first_loss: FirstLoss | None = None
     attention_replaced: bool = False
     attention: bool = False
-    """Whether the replaced attention was compared with the model's own."""
+    """Whether the replacement of attention was compared with the model's own."""
     lone_number: bool = False
-    """Whether a loss of the user's returns one number without its count."""
+    """Whether the user's loss returns one number without a count."""
     unused_said: bool = False
 
 
 def check(evaluation: Evaluation) -> None:
-    """Look at the first batch before any long work, and again when modules have changed their mode."""
+    """Check the setting with the first batch before any long work, and again when modules change their mode."""
     modes = tuple(m.training for m in evaluation.model.modules())
     if modes in evaluation.checked.modes:
         return
@@ -80,7 +80,7 @@ def _check_modes(evaluation: Evaluation, modes: tuple[bool, ...]) -> None:
     model, checked, data = evaluation.model, evaluation.checked, evaluation.data
     check_batch_norm(model)
     piece = Piece(0, 0, 0, batches.to_device(data.first(), evaluation.device))
-    if piece.size == 0:  # `Evaluation.pieces` leaves it out
+    if piece.size == 0:  # `Evaluation.pieces` skips empty batches
         filled = next((batch for batch in data.source if batches.batch_size(batch) != 0), None)
         if filled is None:
             return
@@ -107,7 +107,7 @@ def _check_modes(evaluation: Evaluation, modes: tuple[bool, ...]) -> None:
 
 
 def check_cut(evaluation: Evaluation, piece: Piece) -> None:
-    """Make sure, once, that cutting a batch along its first axis leaves its loss alone."""
+    """Check, once, that cutting a batch along its first axis does not change its loss."""
     checked = evaluation.checked
     if evaluation.loss_function.couples_batch:
         raise CurvlensError(
@@ -127,7 +127,7 @@ def check_cut(evaluation: Evaluation, piece: Piece) -> None:
 
 
 def check_weights(evaluation: Evaluation, *, several: bool) -> None:
-    """A lone number for each of several pieces cannot be averaged."""
+    """Raise an error if a loss without a count meets several pieces: their mean is unknown."""
     if several and evaluation.checked.lone_number:
         raise CurvlensError(
             "The loss returns one number, and the data comes in several pieces: how to weigh them is unknown. Return "
@@ -136,13 +136,13 @@ def check_weights(evaluation: Evaluation, *, several: bool) -> None:
 
 
 def check_attention(evaluation: Evaluation, piece: Piece, total: float) -> None:
-    """The summed loss of a piece is the same with the model's own attention; looked at once."""
+    """Check, once, that the summed loss of a piece is the same with the model's own attention."""
     checked = evaluation.checked
     if not checked.attention_replaced or checked.attention:
         return
     checked.attention = True
     own, count = _own_loss(evaluation, piece)
-    # rounding of a sum of losses, each of size 1 or so
+    # rounding of a sum of losses, each of size about 1
     allowed = min(1e4 * torch.finfo(checked.coarsest or evaluation.dtype).eps, 0.1) * (abs(own) + count)
     if not abs(own - total) <= allowed:
         raise CurvlensError(
@@ -153,7 +153,7 @@ def check_attention(evaluation: Evaluation, piece: Piece, total: float) -> None:
 
 
 def _own_loss(evaluation: Evaluation, piece: Piece) -> tuple[float, float]:
-    """The summed loss of a piece and its count with the model's own attention: known, or computed."""
+    """The summed loss of a piece and its count with the model's own attention; computed if not known."""
     known = evaluation.checked.first_loss
     if known is not None and known.place == piece.place and known.state == _state(evaluation):
         return known.total, known.tokens
@@ -163,7 +163,7 @@ def _own_loss(evaluation: Evaluation, piece: Piece) -> tuple[float, float]:
 
 
 def _state(evaluation: Evaluation) -> tuple[Any, ...]:
-    """What the loss depends on besides the data, in a few numbers."""
+    """A short signature of everything that the loss depends on besides the data."""
     point = [] if evaluation.theta is None else [evaluation.theta]
     device = evaluation.device.type
     cast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
@@ -173,7 +173,7 @@ def _state(evaluation: Evaluation) -> tuple[Any, ...]:
 def _passed_with(
     evaluation: Evaluation, piece: Piece, buffers: Mapping[str, Tensor]
 ) -> tuple[float, Mapping[str, Tensor]]:
-    """The summed loss of a piece with other buffers, and the buffers that the pass leaves."""
+    """The summed loss of a piece with the given buffers, and the buffers that the model holds after the pass."""
 
     def action() -> tuple[float, Mapping[str, Tensor]]:
         outputs = evaluation.loss_function.outputs(evaluation.model, piece.batch)
@@ -185,7 +185,7 @@ def _passed_with(
 
 
 def _passed_apart(evaluation: Evaluation, piece: Piece) -> tuple[Tensor, float]:
-    """As `Evaluation.passed`; the loss is a function of the outputs alone, or an error says that it is not."""
+    """As `Evaluation.passed`. Raise an error if the loss depends on parameters beside the outputs."""
     loss = evaluation.loss_function
     if isinstance(loss, FromModel):
         return evaluation.passed(piece)

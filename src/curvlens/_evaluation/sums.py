@@ -1,9 +1,8 @@
-"""The sum over the pieces of the data: the only one.
+"""The sum over the pieces of the data. All results use this one.
 
-The loss is Σ token losses / Σ valid tokens. So is everything that follows from it: the gradient, products with
-vectors, square roots, quadratic forms, profiles, Hessians by activations. Each is a sum of terms over the pieces, and
-one division by the count of all tokens. The terms of this process are added in float64, then those of all processes
-(`Reducer`).
+The loss is Σ token losses / Σ valid tokens. The gradient, products with vectors, square roots, quadratic forms,
+profiles and Hessians by activations have the same form: a sum of terms over the pieces, and one division by the count
+of all tokens. The terms of this process are added in float64, then the sums of all processes (`Reducer`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Counted(Protocol):
-    """What is made of one piece: a loss, a gradient, a graph, a recording."""
+    """What is computed for one piece: a loss, a gradient, a graph, a recording."""
 
     @property
     def count(self) -> float:
@@ -51,11 +50,11 @@ def summed(
     totals: Sequence[Accumulator],
     tick: Callable[[], None] = lambda: None,
 ) -> float:
-    """Add ``term(item, j)`` to ``totals[j]`` for every item and j; the count to divide by.
+    """Add ``term(item, j)`` to ``totals[j]`` for every item and j. Return the count to divide by.
 
-    ``items`` has one for each piece of the data. Each is given up before the next one is made. ``tick`` is called after
-    every term. A generator is closed also after an error: it sets states of torch while it runs, and would reset them
-    when the traceback is freed, in the middle of another computation.
+    ``items`` has one item for each piece of the data. Each is freed before the next one is made. ``tick`` is called
+    after every term. A generator is closed also after an error. It sets states of torch while it runs. If it were freed
+    later, with the traceback, it would reset them in the middle of another computation.
     """
     count, each = 0.0, iter(items)
     try:
@@ -81,11 +80,11 @@ class Number:
         self.value = 0.0
 
     def add(self, term: float) -> None:
-        """Add one."""
+        """Add a number."""
         self.value += term
 
     def reduce(self, reducer: Reducer) -> None:
-        """Add those of the other processes."""
+        """Add the sums of the other processes."""
         (self.value,) = reducer.numbers([self.value])
 
 
@@ -101,18 +100,18 @@ class Table:
             self.values[name] = self.values[name] + value if name in self.values else value
 
     def reduce(self, reducer: Reducer) -> None:
-        """Add those of the other processes, which have the same names: all run the same model."""
+        """Add the tables of the other processes. They have the same names: all run the same model."""
         if not reducer.alone:
             self.values = {name: reducer.tensor(value) for name, value in sorted(self.values.items())}
 
 
 class OwnRows:
-    """A column in which every piece has rows of its own: nothing is added to anything."""
+    """A column in which every piece has rows of its own, so nothing is added."""
 
     def __init__(self, column: Tensor, places: Iterable[slice]) -> None:
         self._column, self._places = column, list(places)
         self.number = 0
-        """Which piece comes next."""
+        """The number of the next piece."""
 
     @property
     def place(self) -> slice:
@@ -125,4 +124,4 @@ class OwnRows:
         self.number += 1
 
     def reduce(self, reducer: Reducer) -> None:
-        """Nothing: the rows of other processes belong to their own data."""
+        """Do nothing: the rows of other processes belong to their own data."""

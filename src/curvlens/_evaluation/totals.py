@@ -10,9 +10,9 @@ from curvlens.blocks import Layout
 
 
 class Total:
-    """A sum over pieces: in float64 from the second term on, and without a copy if there is only one.
+    """A sum over pieces: in float64 from the second term on. A single term is not copied.
 
-    Terms are given by parameter name; a name that is missing means zeros.
+    Terms are given by parameter name; a missing name means zeros.
     """
 
     def __init__(self, rows: Layout, dtype: torch.dtype, device: torch.device) -> None:
@@ -42,13 +42,13 @@ class Total:
         return self._first or {} if self._sum is None else self.rows.unflatten(self._sum)
 
     def over(self, count: float) -> Tensor:
-        """The sum divided by a number, in the dtype of the parameters; it is taken, not copied, and gone then."""
+        """The sum divided by ``count``, in the dtype of the parameters. This consumes the sum, to avoid a copy."""
         if self._sum is not None:
             return self._sum.div_(count).to(self.dtype)
         return self._written(self._first or {}, count, dtype=self.dtype)
 
     def rounded_once(self, count: float) -> Tensor:
-        """As `over`, but divided in float64 and then rounded: with one term, one parameter at a time."""
+        """As `over`, but divided in float64 and then rounded. A single term is divided one parameter at a time."""
         if self._sum is not None or self.dtype == torch.float64:
             return self.over(count)
         result = torch.zeros(self.rows.size, dtype=self.dtype, device=self.device)
@@ -58,8 +58,8 @@ class Total:
         return result
 
     def _written(self, parts: dict[str, Tensor], count: float, dtype: torch.dtype) -> Tensor:
-        """Terms divided by a number, one behind the other: every number is read and written once, and each term given
-        up as it is written.
+        """The terms divided by ``count``, in one flat vector. Each number is read and written once; each term is
+        freed after it is written.
         """
         result = torch.empty(self.rows.size, dtype=dtype, device=self.device)
         for name, place in self.rows.slices.items():

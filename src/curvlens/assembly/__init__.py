@@ -1,4 +1,4 @@
-"""Whole networks from closed forms: primitives with two derivatives, and the exact Hessian of what they make up.
+"""Whole networks from closed forms: primitives with two derivatives, and the exact Hessian of their composition.
 
 No derivative is taken by automatic differentiation.
 """

@@ -1,7 +1,7 @@
 """A network as a list of primitives: states by number, parameters by name.
 
-State 0 is the input X of the first layer. Every node makes one state of earlier states and of parameters, and nodes
-stand in an order in which they can be computed.
+State 0 is the input X of the first layer. Every node computes one state from earlier states and from parameters. Nodes
+are in an order in which they can be computed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from curvlens.assembly.primitives import Primitive
 
 @dataclass(frozen=True)
 class View:
-    """A parameter, or a part of it, as a primitive uses it: some of its rows or columns, perhaps transposed.
+    """A parameter, or a part of it, as a primitive uses it: some rows or columns, perhaps transposed.
 
-    ``rows`` and ``columns`` are (first, last + 1), None for all that follow.
+    ``rows`` and ``columns`` are (first, last + 1); None means to the end.
     """
 
     name: str
@@ -28,7 +28,7 @@ class View:
     transposed: bool = False
 
     def of(self, tensor: Tensor, axis: int = 0) -> Tensor:
-        """The part of a 2-D parameter's axes ``axis`` and ``axis`` + 1; a view, which may be written to."""
+        """The part along the axes ``axis`` and ``axis`` + 1 of a tensor; a view, which may be written into."""
         part = tensor[(slice(None),) * axis + (slice(*self.rows), slice(*self.columns))]
         return part.transpose(axis, axis + 1) if self.transposed else part
 
@@ -39,7 +39,7 @@ Ref = int | View
 
 @dataclass(frozen=True)
 class Node:
-    """One primitive: where it stands in the network, how it is made at its inputs, and the state that it makes."""
+    """One primitive: its name in the network, its constructor, its inputs, and the state that it computes."""
 
     name: str
     make: Callable[..., Primitive]
@@ -57,7 +57,7 @@ class Circuit:
     """Parameters that primitives take as vectors."""
 
     def add(self, name: str, make: Callable[..., Primitive], *inputs: Ref) -> int:
-        """Append a node and return the state that it makes."""
+        """Append a node and return the number of its state."""
         output = self.output + 1
         self.nodes.append(Node(name, make, inputs, output))
         return output
@@ -68,7 +68,7 @@ class Circuit:
         return self.nodes[-1].output if self.nodes else 0
 
     def shaped(self, view: View, tensor: Tensor) -> Tensor:
-        """A tensor of the shape of a parameter, with or without directions behind, as the primitive takes it."""
+        """A tensor in the shape of a parameter, with or without a last axis of directions, for use in a primitive."""
         part = view.of(tensor)
         return part[0] if view.name in self.vectors else part
 
@@ -84,15 +84,15 @@ class ForwardPass:
 
     @property
     def output(self) -> Tensor:
-        """What the network puts out."""
+        """The output of the network."""
         return self.states[self.circuit.output]
 
     def size(self, state: int) -> int:
-        """Numbers of a state in one sample."""
+        """The number of entries of a state in one sample."""
         return self.states[state][0].numel()
 
     def adjoints(self, gradient: Tensor) -> dict[int, Tensor]:
-        """λ = ∂ℓ/∂(state) of all states, from that of the output."""
+        """λ = ∂ℓ/∂(state) of all states, from λ of the output."""
         found = {self.circuit.output: gradient[..., None]}
         for node, primitive in zip(reversed(self.nodes), reversed(self.at), strict=True):
             if node.output not in found:
@@ -106,7 +106,7 @@ class ForwardPass:
 
 @torch.no_grad()
 def forward_pass(circuit: Circuit, given: Tensor, front: Node | None = None) -> ForwardPass:
-    """Compute all states from X, or from what ``front`` makes of nothing but parameters: a lookup of tokens."""
+    """Compute all states from X, or from ``front``, a node with only parameters as inputs: a lookup of tokens."""
     nodes = circuit.nodes if front is None else [front, *circuit.nodes]
     states = {} if front is not None else {0: given}
     at = []

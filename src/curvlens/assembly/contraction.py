@@ -1,4 +1,4 @@
-"""Products of a small tensor with one that has many directions, without copying the large one."""
+"""Products of a small tensor with one that has many directions, without copying the large tensor."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 FEW = 32
-"""Columns below which one large product of permuted tensors is faster than a product for each row."""
+"""With fewer columns than this, one large product of permuted tensors is faster than a product for each row."""
 
 
 def contract(letters: str, many: Tensor, small: Tensor) -> Tensor:
-    """``torch.einsum(letters, many, small)``; the last letter of ``many`` are directions, which ``small`` has not.
+    """``torch.einsum(letters, many, small)``; the last letter of ``many`` is for directions and is not in ``small``.
 
-    Where the letters that are summed over are neighbours in ``many``, and none that both keep comes behind them, it is
-    one product of matrices with ``many`` as it lies in memory: Σ_k small[f, k] many[p, k, rest]. Else einsum permutes.
+    It is one matrix product without a copy of ``many``, Σ_k small[f, k] many[p, k, rest], if the summed letters are
+    neighbours in ``many`` and no letter that both keep follows them. Otherwise einsum permutes.
     """
     inputs, out = letters.split("->")
     of_many, of_small = inputs.split(",")
@@ -32,7 +32,7 @@ def contract(letters: str, many: Tensor, small: Tensor) -> Tensor:
     turned = small.permute([of_small.index(letter) for letter in (*kept, *free, *summed)])
     batch = [size[letter] if letter in of_small else 1 for letter in before]
     rest = prod(size[c] for c in after)
-    if rest < FEW and any(c not in of_small for c in before):  # many products, each with a few columns
+    if rest < FEW and any(c not in of_small for c in before):  # many products with a few columns each
         return torch.einsum(letters, many, small)
     left = turned.reshape(*batch, prod(size[c] for c in free), prod(size[c] for c in summed))
     right = many.reshape(*(size[c] for c in before), left.shape[-1], -1)
@@ -43,10 +43,10 @@ def contract(letters: str, many: Tensor, small: Tensor) -> Tensor:
 
 
 def _outer(of_many: str, of_small: str, out: str, many: Tensor, small: Tensor) -> Tensor:
-    """The same where nothing is summed. In memory, directions come before what only one of both has.
+    """The same if nothing is summed. In memory, directions come before the axes of only one of the tensors.
 
-    The block of a state with a weight is made with the rows of the weight, and needed with its columns: so it is
-    transposed, and taken for a matrix, without a copy.
+    The block of a state with a weight is computed with the rows of the weight and needed with its columns. So it can be
+    transposed and used as a matrix without a copy.
     """
     size = dict(zip(of_small, small.shape, strict=True)) | dict(zip(of_many, many.shape, strict=True))
     shared = [letter for letter in out if letter in of_many and letter in of_small]
@@ -57,6 +57,6 @@ def _outer(of_many: str, of_small: str, out: str, many: Tensor, small: Tensor) -
 
 
 def _along(order: list[str], letters: str, tensor: Tensor) -> Tensor:
-    """The axes of a tensor in this order, of length 1 where it has none."""
+    """The axes of a tensor in this order, with length 1 for those that it does not have."""
     turned = tensor.permute([letters.index(letter) for letter in order if letter in letters])
     return turned[tuple(slice(None) if letter in letters else None for letter in order)]

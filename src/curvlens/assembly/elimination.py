@@ -6,9 +6,9 @@ by its inputs: for every other variable y and every two inputs a, b
 
     G[a, y] += J_aᵀ G[z, y],        G[a, b] += J_aᵀ G[z, z] J_b,
 
-and z is forgotten. What is left in the end are parameters: the Hessian. A sample has its own states and shares the
-parameters: blocks with a state are (B, ·, ·), blocks of two parameters are summed over the samples. Behind the last
-attention tokens do not meet either: there a block of two states is (B, T, ·, ·), one for each token.
+and z is dropped. In the end only parameters are left: the Hessian. Every sample has its own states, and all share the
+parameters: blocks with a state are (B, ·, ·), blocks of two parameters are summed over the samples. After the last
+attention, tokens do not interact: there a block of two states is (B, T, ·, ·), one for each token.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from curvlens.assembly.primitives import Primitive, by_rows
 
 
 class Elimination:
-    """The quadratic form in what is not yet eliminated."""
+    """The quadratic form in the variables that are not yet eliminated."""
 
     def __init__(self, forward: ForwardPass, adjoints: dict[int, Tensor], ledger: Ledger) -> None:
-        """Only what depends on the parameters of the ledger is followed."""
+        """Only states that depend on the parameters of the ledger are followed."""
         self._forward, self._adjoints, self._ledger = forward, adjoints, ledger
         self._pairs = Pairs()
         self._panels: dict[int, list[tuple[int, Tensor]]] = {}
@@ -68,7 +68,7 @@ class Elimination:
             for y, block in others.items():
                 self._add(variable, y, _pull(primitive, slot, block), same=False)
         if own is not None:
-            # parameters first: a block of a state with one has the columns of the parameter, as panels have them
+            # parameters first: a block of a state with a parameter has the columns of the parameter, as panels do
             ordered = sorted(slots, key=lambda item: isinstance(item[1], int))
             for i, (slot, variable) in enumerate(ordered):
                 half = _pull(primitive, slot, own).mT
@@ -83,7 +83,7 @@ class Elimination:
                     self._add(found[first], found[second], block, same=first == second)
 
     def _panel(self, state: int) -> Tensor | None:
-        """All blocks of a state with parameters, side by side: (B, ·, width of all uses so far)."""
+        """All blocks of a state with parameters, concatenated: (B, ·, width of all uses so far)."""
         parts = self._panels.pop(state, None)
         if parts is None:
             return None
@@ -106,7 +106,7 @@ class Elimination:
         return panel
 
     def _pull_panel(self, primitive: Primitive, slot: int, variable: int | Use, panel: Tensor) -> None:
-        """The blocks of an input with all parameters behind its node."""
+        """The blocks of an input with all parameters used after its node."""
         if isinstance(variable, Use):
             self._ledger.set_row(variable, _pull(primitive, slot, panel, summed=True))
         else:
@@ -114,7 +114,7 @@ class Elimination:
             self._panels.setdefault(variable, []).append((start, _pull(primitive, slot, panel)))
 
     def _add(self, first: int | Use, second: int | Use, block: Tensor, *, same: bool) -> None:
-        """Add a block to the form; of two different inputs, or of an input with itself if ``same``."""
+        """Add a block to the form: of two different inputs, or with ``same`` of an input with itself."""
         if isinstance(first, Use) and isinstance(second, Use):
             self._ledger.add(first, second, block)
         elif isinstance(first, Use):
@@ -127,7 +127,7 @@ class Elimination:
             self._pairs.add(first, second, block + block.mT if both else block)
 
     def _keep_input(self) -> None:
-        """The blocks of X, which is as many variables as all samples have."""
+        """Keep the blocks of X. All samples of X are variables."""
         (own, _), panel = self._pairs.pop(0), self._panel(0)
         (x,) = self._ledger.open([View(INPUT)], alone=panel is None)
         if panel is not None:
@@ -138,7 +138,7 @@ class Elimination:
 
 
 def _pull(primitive: Primitive, slot: int, block: Tensor, *, summed: bool = False) -> Tensor:
-    """Jᵀ of the rows of a block, (B, ·, k) or (B, T, ·, k) again; (·, k) for a parameter if it is ``summed``."""
+    """Jᵀ times the rows of a block: again (B, ·, k) or (B, T, ·, k); for a parameter (·, k) if ``summed``."""
     if block.ndim == 4 and primitive.tokenwise:
         pulled = primitive.pull(slot, block, None if summed else "token")
         return pulled.reshape(-1, block.shape[-1]) if summed else pulled.flatten(2, -2)

@@ -16,19 +16,19 @@ from curvlens.calculus.norms import Kind
 from curvlens.errors import CurvlensError
 
 Mask = str | Tensor | None
-"""``"causal"``, None, or a boolean tensor (T, T) or (B, T, T), True where attended."""
+"""``"causal"``, None, or a boolean tensor (T, T) or (B, T, T), True where a query may attend."""
 
 
 @dataclass(frozen=True)
 class Multiply:
-    """x W + b and the name of its part; the view of W has the inputs as rows."""
+    """x W + b and the name of its part. The view of W has the inputs as rows."""
 
     name: str
     weight: View
     bias: View | None = None
 
     def on(self, circuit: Circuit, x: int) -> int:
-        """The state it makes of a state."""
+        """Append its nodes for the state x and return the new state."""
         z = circuit.add(self.name, partial(Bilinear, "bti,io->bto"), x, self.weight)
         return z if self.bias is None else circuit.add(self.name, Shift, z, self.bias)
 
@@ -44,7 +44,7 @@ class Normalisation:
     kind: Kind
 
     def on(self, circuit: Circuit, x: int) -> int:
-        """The state it makes of a state."""
+        """Append its nodes for the state x and return the new state."""
         given = [] if self.scale is None else [view for view in (self.scale, self.shift) if view is not None]
         y = circuit.add(self.name, partial(Norm, eps=self.eps, kind=self.kind), x, *given)
         return y if given or self.shift is None else circuit.add(self.name, Shift, y, self.shift)
@@ -52,7 +52,7 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Attention:
-    """Σ_h softmax(τ Q_h K_hᵀ) V_h, and W_O behind it; ``linear`` leaves the softmax out."""
+    """Σ_h softmax(τ Q_h K_hᵀ) V_h, followed by W_O; ``linear`` leaves the softmax out."""
 
     name: str
     q: Multiply
@@ -65,7 +65,7 @@ class Attention:
     linear: bool = False
 
     def on(self, circuit: Circuit, x: int) -> int:
-        """The state it makes of a state."""
+        """Append its nodes for the state x and return the new state."""
         split = partial(Split, heads=self.heads)
         q, k, v = (circuit.add(p.name, split, p.on(circuit, x)) for p in (self.q, self.k, self.v))
         scores = circuit.add(f"{self.name}.scores", partial(Bilinear, "bhte,bhse->bhts", scale=self.scale), q, k)
@@ -88,10 +88,10 @@ class FeedForward:
     activation: str
     gate: Multiply | None = None
     inside: str | None = None
-    """The name of the activation's part; None for the layer's, with ``.activation`` behind."""
+    """The name of the activation's part; by default the name of the layer with ``.activation`` appended."""
 
     def on(self, circuit: Circuit, x: int) -> int:
-        """The state it makes of a state."""
+        """Append its nodes for the state x and return the new state."""
         phi, inside = partial(Activation, kind=self.activation), self.inside or _inside(self.name, "activation")
         if self.gate is None:
             h = circuit.add(inside, phi, self.up.on(circuit, x))
@@ -115,7 +115,7 @@ class Layer:
     """Whether attention has a residual sum."""
 
     def on(self, circuit: Circuit, x: int) -> int:
-        """The state it makes of a state."""
+        """Append its nodes for the state x and return the new state."""
         x = self._half(circuit, x, self.attention, self.norm1, self.skip)
         return x if self.mlp is None else self._half(circuit, x, self.mlp, self.norm2, True)
 
@@ -133,7 +133,7 @@ def _inside(path: str, name: str) -> str:
 
 
 def _allowed(scores: Tensor, mask: Mask) -> Tensor | None:
-    """Which keys a query may look at, to fit scores (B, heads, T, T)."""
+    """Which keys a query may attend to, in a shape that fits scores (B, heads, T, T)."""
     if mask is None:
         return None
     if isinstance(mask, str):

@@ -1,9 +1,9 @@
-"""The dense Hessian while it is being assembled, and the form that it becomes.
+"""The dense Hessian during its assembly, and the resulting form.
 
-While states are eliminated, every use of a parameter is a variable of its own. They stand in the order in which the
-network uses them and are met from the last to the first, so that the row of a use is the Hessian with all that were met
-before it, and itself. In the end uses become parameters: a use is a part of one, perhaps transposed, and what is used
-twice adds up.
+While states are eliminated, every use of a parameter is a separate variable. Uses are stored in the order of the
+network and added from the last to the first. So the row of a use contains its blocks with itself and with all uses
+added before it. In the end uses become parameters: a use is a part of a parameter, perhaps transposed, and several uses
+of one parameter add up.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ INPUT = "X"
 
 
 PANEL = 256
-"""Rows that are copied to columns at a time."""
+"""How many rows are copied to columns at a time."""
 
 
 class Use(NamedTuple):
-    """One use of a parameter by a primitive, and its place among all uses."""
+    """One use of a parameter by a primitive, and its position among all uses."""
 
     view: View
     start: int
@@ -34,25 +34,25 @@ class Use(NamedTuple):
 
     @property
     def place(self) -> slice:
-        """Its rows and columns."""
+        """The slice of its rows and columns."""
         return slice(self.start, self.stop)
 
 
 class Ledger:
-    """A symmetric matrix over the uses of parameters, of which the part right of the diagonal grows."""
+    """A symmetric matrix over the uses of parameters; the part right of the diagonal grows."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, int]], width: int, like: Tensor) -> None:
-        """``shapes`` of the parameters that are asked for, ``width`` of all their uses together."""
+        """``shapes`` of the requested parameters, ``width`` of all their uses together."""
         self.shapes = dict(shapes)
         self.width, self.start = width, width
         self._uses: list[Use] = []
         self._like = like
         self._unwritten: set[tuple[int, int]] = set()
-        """Blocks of uses of one primitive, by their first rows and columns, that nothing was added to yet."""
+        """Blocks of uses of one primitive, by first row and column, to which nothing was added yet."""
         self._matrix = torch.empty(width, width, dtype=like.dtype, device=like.device)
 
     def open(self, views: Sequence[View], *, alone: bool) -> list[Use]:
-        """Room for the uses of one primitive, before all that are there; ``alone`` if no `set_row` follows."""
+        """Reserve space for the uses of one primitive, before the existing ones; ``alone`` if no `set_row` follows."""
         first = self.start - sum(self.size(view) for view in views)
         uses, start = [], first
         for view in views:
@@ -66,11 +66,11 @@ class Ledger:
         return uses
 
     def size(self, view: View) -> int:
-        """Numbers of a use."""
+        """The number of entries of a use."""
         return view.of(torch.empty(self.shapes[view.name], device="meta")).numel()
 
     def set_row(self, use: Use, block: Tensor) -> None:
-        """The blocks of a use with all that were there before its primitive."""
+        """Set the blocks of a use with all uses added before its primitive."""
         self._matrix[use.place, self.width - block.shape[1] :] = block
 
     def add(self, first: Use, second: Use, block: Tensor) -> None:
@@ -85,12 +85,12 @@ class Ledger:
             place += block
 
     def form(self, title: str) -> Form:
-        """The matrix by parameters, symmetric to the last digit."""
+        """The matrix by parameters, exactly symmetric."""
         stops = {use.start: use.stop for use in self._uses}
         for row, column in self._unwritten:
             self._matrix[row : stops[row], column : stops[column]].zero_()
         for use in self._uses:
-            for start in range(use.start, use.stop, PANEL):  # the upper part is copied to the lower, panel by panel
+            for start in range(use.start, use.stop, PANEL):  # copy the upper part to the lower, panel by panel
                 stop = min(start + PANEL, use.stop)
                 own = self._matrix[start:stop, start:stop]
                 own.copy_((own + own.T).div_(2))
@@ -98,7 +98,7 @@ class Ledger:
         names = [use.view.name for use in self._uses]
         if names != list(self.shapes) or any(use.view != View(use.view.name) for use in self._uses):
             self._matrix = self._by_parameters(self._by_parameters(self._matrix).T)
-        if len(set(names)) < len(names):  # rows are added up before columns: the last digits may differ
+        if len(set(names)) < len(names):  # rows are summed before columns, so the last digits may differ
             self._matrix = (self._matrix + self._matrix.T).div_(2)
         return Assembled(self.shapes, self._matrix, title)
 
@@ -116,7 +116,7 @@ class Ledger:
 
 
 class Assembled(MatrixForm):
-    """A form that hands out its matrix: a second one may not fit memory."""
+    """A form that returns its own matrix: a copy may not fit into memory."""
 
     def dense(self) -> Tensor:
         """The whole matrix, blocks in the order of `names`; not a copy."""

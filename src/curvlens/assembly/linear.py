@@ -1,4 +1,4 @@
-"""Primitives that are linear in all they are given together: they carry derivatives on, and have no curvature."""
+"""Primitives that are jointly linear in their inputs: they pass derivatives on and have no curvature."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Keep(Linear):
 
 
 class Lookup(Linear):
-    """The rows of a table that the tokens (B, T) name, plus the first T rows of a table of positions."""
+    """The rows of a table at the tokens (B, T), plus the first T rows of a table of positions."""
 
     def __init__(self, table: Tensor, positions: Tensor | None = None, *, tokens: Tensor) -> None:
         self._tokens, self._sizes = tokens, [len(table), 0 if positions is None else len(positions)]
@@ -123,7 +123,7 @@ class Lookup(Linear):
         return tangent[: self._tokens.shape[1]].expand(len(self._tokens), -1, -1, -1)
 
     def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
-        """Every row gets the sum of c over the tokens that name it."""
+        """For every row, the sum of c over the tokens that use it."""
         samples, length, *rest = cotangent.shape
         if slot == 1:
             out = cotangent.new_zeros(samples, self._sizes[1], *rest)

@@ -20,15 +20,15 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class End:
-    """Gradient (B, T, c) of a loss at the outputs; its curvature is a number, or a matrix of each token.
+    """The gradient (B, T, c) of a loss at the outputs, and its curvature: a number, or a matrix for each token.
 
-    For cross-entropy the matrices are s (diag p − p pᵀ), given by p and s: they are never built for products.
+    For cross-entropy the matrices are s (diag p − p pᵀ), stored as p and s. Products never build them.
     """
 
     gradient: Tensor
     curvature: float | Tensor
     share: Tensor | None = None
-    """s, (B, T), if ``curvature`` holds p."""
+    """s, (B, T), if ``curvature`` is p."""
 
     def apply(self, t: Tensor) -> Tensor:
         """Λ t for t of shape (B, T, c, k)."""
@@ -41,7 +41,7 @@ class End:
         return self.share[..., None, None] * part
 
     def dense(self) -> Tensor:
-        """Λ of every token, (B, T, c, c): it is zero between two tokens."""
+        """Λ of every token, (B, T, c, c). Between two tokens it is zero."""
         samples, length, width = self.gradient.shape
         if isinstance(self.curvature, float):
             return (self.curvature * identity(width, self.gradient)).expand(samples, length, -1, -1)
@@ -51,7 +51,7 @@ class End:
 
 
 def end(outputs: Tensor, batch: tuple[int, ...], target: Any, labels: Any, grad: Any, curvature: Any) -> End:
-    """The loss that was asked for, at outputs (B, T, c) whose samples were given with the axes ``batch``."""
+    """The requested loss at outputs (B, T, c); ``batch`` are the original sample axes."""
     if sum(given is not None for given in (target, labels, grad)) != 1:
         given = [n for n, v in (("target", target), ("labels", labels), ("grad", grad)) if v is not None]
         raise CurvlensError(
@@ -64,7 +64,7 @@ def end(outputs: Tensor, batch: tuple[int, ...], target: Any, labels: Any, grad:
     of = Outputs(lambda: outputs, (samples, length, width), batch, outputs)
     loss = output_loss(of, target, grad, curvature, "mean")
     if not (isinstance(loss.rest, (int, float)) and loss.rest == 0):
-        raise CurvlensError("curvature is a pair; here a loss has one curvature, all of it of the Gauss–Newton part.")
+        raise CurvlensError("curvature is a pair, expected one: here all of it belongs to the Gauss–Newton part.")
     outer = loss.outer.R @ loss.outer.R.mT if isinstance(loss.outer, Root) else loss.outer
     return End(loss.gradient, outer if isinstance(outer, Tensor) else float(outer))
 

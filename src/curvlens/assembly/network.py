@@ -20,10 +20,10 @@ from curvlens.errors import CurvlensError, a_kind, nearest
 
 
 class Network:
-    """A circuit of primitives; what it takes are tokens (…, T) if it has an embedding, or states X (…, T, d)."""
+    """A circuit of primitives. Its input is tokens (…, T) if it has an embedding, otherwise states X (…, T, d)."""
 
     def __init__(self, parameters: Mapping[str, Tensor], width: int, embedding: tuple[View, ...] = ()) -> None:
-        """``embedding``: the table of tokens, and perhaps one of positions; ``width``: d."""
+        """``embedding``: the table of tokens, and optionally one of positions; ``width``: d."""
         alike(dict(parameters))
         flat = {name: tensor.detach() for name, tensor in parameters.items()}
         self.shapes = {name: tuple(tensor.shape) for name, tensor in flat.items()}
@@ -62,32 +62,32 @@ class Network:
         Args:
             X: Tokens (…, T) of integers, or states (…, T, d).
             target: For the square loss, the mean over all entries.
-            labels: For cross-entropy, the mean over all labels that are not -100; (…, T), a class for each token.
+            labels: For cross-entropy, the mean over all labels other than -100; (…, T), a class for each token.
                 Labels are not shifted: for a language model give ``tok[:, :-1], labels=tok[:, 1:]``.
             grad: For any other loss, ∂ℓ/∂outputs of each sample; the mean over the samples is taken.
-            curvature: And its second derivative at every token, as in `curvlens.calculus.attention.hessian`.
-            wrt: Names of parameters, ``"X"`` among them for the (embedded) input; None is all parameters.
+            curvature: For that loss, the second derivative at every token, as in `curvlens.calculus.attention.hessian`.
+            wrt: Names of parameters, and ``"X"`` for the (embedded) input; None for all parameters.
         """
         found, batch = self._forward_pass(X)
         loss = end(found.output, batch, target, labels, grad, curvature)
         return NetworkHessian(found, loss, self._wanted(wrt, found))
 
     def _wanted(self, wrt: str | Iterable[str] | None, found: ForwardPass) -> list[str]:
-        """The names to differentiate by, in the order of the parameters, X last."""
+        """The names of the variables in the order of the parameters, X last."""
         if not isinstance(wrt, Iterable | None):
             raise CurvlensError(f"wrt is {a_kind(wrt)}; expected names of parameters, or None for all.")
         asked = list(self.shapes) if wrt is None else wrt.split() if isinstance(wrt, str) else list(wrt)
         known = [*self.shapes, INPUT]
         for name in asked:
             if name not in known:
-                raise CurvlensError(f"wrt names {name!r}, which is no parameter. {nearest(str(name), known)}")
+                raise CurvlensError(f"wrt names {name!r}, which is not a parameter. {nearest(str(name), known)}")
         if not asked:
             raise CurvlensError("wrt is empty; name a parameter, or leave it out for all.")
         tables = [view.name for view in self.embedding if view.name in asked and found.nodes[0].output == 0]
         if INPUT in asked and tables:
             raise CurvlensError(
-                f"wrt names {INPUT!r} and {tables[0]!r}, which {INPUT!r} is made of: leave one of them out, or give "
-                "the embedded tokens in the place of the tokens."
+                f"wrt names {INPUT!r} and {tables[0]!r}, which {INPUT!r} is made of. Leave one of them out, or give "
+                "embedded tokens instead of token ids."
             )
         return [name for name in known if name in asked]
 

@@ -10,9 +10,9 @@ from curvlens.calculus import norms
 
 
 class Norm(Primitive):
-    """y = γ∘n(x) + β, slots (x, γ, β), the last two where there are such parameters.
+    """y = γ∘n(x) + β, slots (x, γ, β); γ and β are optional.
 
-    λ·D²y is K of `curvlens.calculus.norms` on (x, x) and diag(λ) ∂n/∂x on (γ, x); zero on all with β and on (γ, γ).
+    λ·D²y is K of `curvlens.calculus.norms` on (x, x) and diag(λ) ∂n/∂x on (γ, x). All other blocks are zero.
     """
 
     tokenwise = True
@@ -32,11 +32,11 @@ class Norm(Primitive):
         self.value = y if shift is None else y + shift
 
     def _centred(self, t: Tensor) -> Tensor:
-        """C t along the features, which are the axis before the directions."""
+        """C t along the features, the last axis but one."""
         return norms.centred(t.mT, self.kind).mT
 
     def _plain(self, t: Tensor) -> Tensor:
-        """(∂n/∂x) t = (C t − n ⟨n, t⟩/d)/s; where n is the only direction there is, C t (1 − ρ²)/s."""
+        """(∂n/∂x) t = (C t − n ⟨n, t⟩/d)/s; if C has rank 1, C t (1 − ρ²)/s."""
         n, s, gap = (part[..., None] for part in self._at)
         d = n.shape[-2]
         if d == (2 if self.kind == "layer" else 1):
@@ -78,7 +78,7 @@ class Norm(Primitive):
         return result
 
     def _bent(self, adjoint: Tensor, t: Tensor) -> Tensor:
-        """K t without K, −(p ⟨n, t⟩ + n ⟨p, t⟩ + θ (C t − 3 n ⟨n, t⟩/d))/(d s²)."""
+        """K t without building K: −(p ⟨n, t⟩ + n ⟨p, t⟩ + θ (C t − 3 n ⟨n, t⟩/d))/(d s²)."""
         n, s, gap = (part[..., None] for part in self._at)
         d, c = n.shape[-2], self._centred(t)
         p = self._centred(self._scaled(adjoint[..., None]))

@@ -1,4 +1,4 @@
-"""The blocks of two states, of which one of (a, b) and (b, a) is kept: the later state first.
+"""The blocks of two states. Of (a, b) and (b, a) only one is stored: the one with the later state first.
 
 A block is (B, ·, ·), or (B, T, ·, ·) if it is zero between two tokens.
 """
@@ -16,10 +16,10 @@ class Pairs:
     def __init__(self) -> None:
         self._blocks: dict[tuple[int, int], Tensor] = {}
         self._ours: set[tuple[int, int]] = set()
-        """Those that share no memory with others, and may be added to in place."""
+        """Blocks that share no memory with others, so that one may add to them in place."""
 
     def add(self, first: int, second: int, block: Tensor) -> None:
-        """Add a block and, below the diagonal, its transpose; that of a state with itself has to be symmetric."""
+        """Add a block and, below the diagonal, its transpose. The block of a state with itself must be symmetric."""
         if first < second:
             first, second, block = second, first, block.mT
         key = (first, second)
@@ -42,7 +42,7 @@ class Pairs:
         self._blocks[key] = known
 
     def pop(self, state: int) -> tuple[Tensor | None, dict[int, Tensor]]:
-        """Take out the block of the last state with itself, and those with the states before it."""
+        """Remove the block of the last state with itself, and those with the states before it."""
         mine = [key for key in self._blocks if key[0] == state]
         self._ours.difference_update(mine)
         found = {second: self._blocks.pop((state, second)) for _, second in mine}

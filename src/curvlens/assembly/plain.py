@@ -26,7 +26,7 @@ KNOWN = (*MATRICES, *(f"{name}_bias" for name in MATRICES), *VECTORS)
 
 @dataclass(frozen=True)
 class Settings:
-    """What the layers of a network have in common."""
+    """The settings that all layers of a network share."""
 
     heads: int
     norm: str
@@ -37,9 +37,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.norm not in ("pre", "post", "none"):
-            raise CurvlensError(f"norm={self.norm!r}; there are 'pre', 'post' and 'none'.")
+            raise CurvlensError(f"norm={self.norm!r}, expected 'pre', 'post' or 'none'.")
         if self.norm_kind not in get_args(Kind):
-            raise CurvlensError(f"norm_kind={self.norm_kind!r}; there are 'layer' and 'rms'.")
+            raise CurvlensError(f"norm_kind={self.norm_kind!r}, expected 'layer' or 'rms'.")
         if self.activation != "swiglu":
             known_activation(self.activation)
         if isinstance(self.eps, bool) or not isinstance(self.eps, (int, float)) or not 0 <= self.eps < math.inf:
@@ -61,21 +61,21 @@ def block(
 
     The names, and the shapes for tokens of width d::
 
-        q, k (d, heads·e)    v (d, heads·f)    o (heads·f, d), may be left out
+        q, k (d, heads·e)    v (d, heads·f)    o (heads·f, d), optional
         up (d, m)    gate (d, m), for a gated feed-forward    down (m, d); without up and down there is attention alone
-        q_bias, …, down_bias, each may be left out
-        norm1.scale, norm1.shift, norm2.scale, norm2.shift (d,), where there are norms; each may be left out
+        q_bias, …, down_bias, each optional
+        norm1.scale, norm1.shift, norm2.scale, norm2.shift (d,), each optional; none with norm="none"
 
-    The Hessian has the parameters in the order in which they are given. `curvlens.calculus.bounds.block` takes the same
-    weights and options.
+    The Hessian has the parameters in the order in which they were given. `curvlens.calculus.bounds.block` takes the
+    same weights and options.
 
     Args:
         weights: Tensors by name.
-        heads: How many heads q, k and v are split into.
-        norm: "pre", "post" (a norm behind every residual sum), or "none".
+        heads: The number of heads that q, k and v are split into.
+        norm: "pre", "post" (a norm after every residual sum), or "none".
         norm_kind: "layer" or "rms".
         activation: "gelu", "gelu_tanh", "relu", "silu", "identity", or "swiglu": silu with a gate.
-        mask: "causal", None, or a boolean tensor (T, T) or (B, T, T), True where attended.
+        mask: "causal", None, or a boolean tensor (T, T) or (B, T, T), True where a query may attend.
         eps: ε of the norms.
 
     >>> weights = {name: torch.eye(2) for name in ("q", "k", "v", "o")}
@@ -104,29 +104,30 @@ def stack(
     final_norm: Weights | None = None,
     unembedding: Tensor | None = None,
 ) -> Network:
-    """Layers one behind the other, as in `block`, with what comes before and after them.
+    """A stack of layers as in `block`, with optional embedding, final norm and unembedding.
 
-    Parameters and parts are those of the layers, with ``h.0.``, ``h.1.``, … in front.
+    The names of parameters and parts are those of the layers with the prefix ``h.0.``, ``h.1.``, …
 
     Args:
         layers: The weights of every layer by the names in `block`.
-        heads: As in `block`, and so are norm, norm_kind, activation, mask and eps.
+        heads: As in `block`; the same holds for norm, norm_kind, activation, mask and eps.
         norm: "pre", "post" or "none".
         norm_kind: "layer" or "rms".
-        activation: Of all layers.
-        mask: Of all layers.
+        activation: The activation of all layers.
+        mask: The mask of all layers.
         eps: ε of the norms.
-        embedding: A table (vocabulary, d), or that and one of positions: parameters ``embedding`` and ``positions``.
-        final_norm: {"scale": …, "shift": …}, either may be left out, for a norm behind the layers: parameters
+        embedding: A table (vocabulary, d), or a pair of that and a table of positions: parameters ``embedding`` and
+            ``positions``.
+        final_norm: {"scale": …, "shift": …}, each optional, for a norm after the layers: parameters
             ``final_norm.scale`` and ``final_norm.shift``.
         unembedding: (d, classes), the parameter ``unembedding``; its part is ``unembed``.
     """
     settings = Settings(heads, norm, norm_kind, activation, mask, eps)
     if not layers:
-        raise CurvlensError("A stack needs a layer at least.")
+        raise CurvlensError("A stack needs at least one layer.")
     widths = [_check(weights, settings, f"h.{i}.") for i, weights in enumerate(layers)]
     if len(set(widths)) > 1:
-        raise CurvlensError(f"The layers have widths {widths}; those of a stack are equal.")
+        raise CurvlensError(f"The layers have widths {widths}; in a stack they must be equal.")
     parameters: dict[str, Tensor] = {}
     tables = () if embedding is None else embedding if isinstance(embedding, tuple) else (embedding,)
     if len(tables) > 2:
@@ -190,20 +191,20 @@ def _layer(weights: Weights, settings: Settings, prefix: str) -> Layer:
     return Layer(attention, normalisation("norm1"), mlp, normalisation("norm2") if mlp else None, post)
 
 
-# What was given
+# Checks of the arguments
 
 
 def check_mask(mask: Mask) -> None:
-    """A mask is "causal", None, or boolean."""
+    """Check that a mask is "causal", None, or boolean."""
     known = mask.dtype == torch.bool if isinstance(mask, Tensor) else mask in (None, "causal")
     if known:
         return
     given = f"{mask.dtype}" if isinstance(mask, Tensor) else repr(mask)
-    raise CurvlensError(f"mask is {given}; there are 'causal', None, and a boolean tensor, True where attended.")
+    raise CurvlensError(f"mask is {given}, expected 'causal', None or a boolean tensor, True where attended.")
 
 
 def _check(weights: Weights, settings: Settings, prefix: str) -> int:
-    """d, if all weights are there and fit each other."""
+    """Check that all weights are given and fit each other; return d."""
     for name in weights:
         if name not in KNOWN:
             raise CurvlensError(f"There is no weight {prefix + name!r}. {nearest(str(name), KNOWN)}")

@@ -1,8 +1,8 @@
-"""What a network is made of: a primitive at a point, with its value and its first two derivatives in closed form.
+"""The primitives of a network: each has a value at a point and its first two derivatives in closed form.
 
-A primitive z = f(x_1, …) has slots for its inputs, states (a batch axis in front) and parameters (none). Directions run
-along one more axis at the end: a tangent or cotangent of a state is (B, *shape, k), of a parameter (*shape, k). With
-J_i the Jacobian of slot i,
+A primitive z = f(x_1, …) has slots for its inputs: states (with a batch axis in front) and parameters (without).
+Directions are one more axis at the end: a tangent or cotangent of a state is (B, *shape, k), of a parameter
+(*shape, k). With J_i the Jacobian of slot i,
 
     push(i, t)     J_i t
     pull(i, c)     J_iᵀ c, for a parameter summed over all samples, or for each sample or token
@@ -24,42 +24,42 @@ from curvlens.calculus import activations, softmax
 from curvlens.calculus.vec import identity
 
 Tangents = Sequence[Tensor | None]
-"""A tangent for every slot; None is zero."""
+"""A tangent for every slot; None means zero."""
 Block = tuple[int, int, Tensor]
 """Two slots i, j and λ·∂²f/∂x_i∂x_j, (B, size of x_i, size of x_j); (B, T, ·, ·) if it is zero between tokens."""
 Per = Literal["sample", "token"] | None
-"""What a pulled parameter is kept for; None sums over all."""
+"""Whether the cotangent of a parameter is kept for each sample or token; None sums over all."""
 
 
 class Primitive:
-    """A primitive at a point. One that is jointly linear in its inputs bends nothing."""
+    """A primitive at a point. If it is jointly linear in its inputs, `bend` is zero."""
 
     value: Tensor
     curved = True
     tokenwise = False
-    """Whether all states are (B, T, ·), and a token of the output comes of the same token of the inputs."""
+    """Whether all states are (B, T, ·) and each output token depends only on the same token of the inputs."""
 
     def push(self, slot: int, tangent: Tensor) -> Tensor:
         """J_i t, (B, *shape, k)."""
         raise NotImplementedError
 
     def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
-        """J_iᵀ c, (B, *shape, k); of a parameter (*shape, k), with B in front per sample, with B, T per token."""
+        """J_iᵀ c, (B, *shape, k). For a parameter (*shape, k), with B in front per sample, with B, T per token."""
         raise NotImplementedError
 
     def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
-        """∂⟨λ, Σ_i J_i t_i⟩/∂x_j for every slot j, with directions as in `pull`; None is zero."""
+        """∂⟨λ, Σ_i J_i t_i⟩/∂x_j for every slot j, with directions as in `pull`; None means zero."""
         return [None] * len(tangents)
 
     def curvature(self, adjoint: Tensor) -> list[Block]:
-        """The blocks of λ·D²f, one of (i, j) and (j, i)."""
+        """The blocks of λ·D²f; only one of (i, j) and (j, i)."""
         return []
 
 
 class Bilinear(Primitive):
-    """A product of two inputs, said by letters as einsum says it: products with weights, scores, mixing, gates.
+    """A product of two inputs in the notation of einsum: products with weights, scores, mixing, gates.
 
-    ``Bilinear("bti,io->bto", x, W)`` is x W. The letter b is the sample; what has no b is a parameter.
+    ``Bilinear("bti,io->bto", x, W)`` is x W. The letter b is the sample; an input without b is a parameter.
     λ·∂²f/∂x∂y = λ δ, with a δ for every letter that x and y share.
     """
 
@@ -72,11 +72,11 @@ class Bilinear(Primitive):
         self.value = self.scale * torch.einsum(letters, first, second)
 
     def push(self, slot: int, tangent: Tensor) -> Tensor:
-        """The product with the other input as it is."""
+        """The product of the tangent with the other input."""
         return self._with_other(slot, tangent, self.letters[slot], self.out)
 
     def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
-        """The same product with the letters of the output in the place of those of the input."""
+        """The product of the cotangent with the other input: the letters of output and input are exchanged."""
         mine = self.letters[slot]
         into = mine if per is None or "b" in mine else f"{'b' if per == 'sample' else 'bt'}{mine}"
         return self._with_other(slot, cotangent, self.out, into)
@@ -86,7 +86,7 @@ class Bilinear(Primitive):
         return contract(f"{source}y,{self.letters[1 - slot]}->{into}y", t, other)
 
     def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
-        """λ pulled back to either input through the tangent of the other."""
+        """λ pulled back to each input through the tangent of the other."""
         result: list[Tensor | None] = [None, None]
         for slot in (0, 1):
             tangent = tangents[1 - slot]
@@ -114,7 +114,7 @@ class Bilinear(Primitive):
         return [(0, 1, block.reshape(*block.shape[: len(alone)], rows, -1))]
 
     def _on_one_diagonal(self, adjoint: Tensor, first: str, second: str, shared: str) -> Tensor:
-        """λ δ for one shared letter, on the letters of both: zero but for a diagonal."""
+        """λ δ for one shared letter, on the letters of both; zero outside of a diagonal."""
         sizes = dict(zip("".join(self.letters), (*self.inputs[0].shape, *self.inputs[1].shape), strict=True))
         block = adjoint.new_zeros([sizes[letter] for letter in first + second])
         diagonal = block.diagonal(dim1=first.index(shared), dim2=len(first) + second.index(shared))
@@ -133,7 +133,7 @@ class Softmax(Primitive):
         self._top = self.value.argmax(-1, keepdim=True)[..., None]
 
     def _from_mean(self, t: Tensor) -> Tensor:
-        """t − ⟨a, t⟩, from t less its value where a is largest: nothing cancels in a row that is nearly one-hot."""
+        """t − ⟨a, t⟩, from t minus its value where a is largest, so that nothing cancels in nearly one-hot rows."""
         t = t - t.gather(-2, self._top.expand(*self._top.shape[:-1], t.shape[-1]))
         return t.sub_(self.value[..., None, :] @ t)
 
@@ -142,7 +142,7 @@ class Softmax(Primitive):
         return self._from_mean(tangent).mul_(self.value[..., None])
 
     def pull(self, slot: int, cotangent: Tensor, per: Per = None) -> Tensor:
-        """The same: the Jacobian is symmetric."""
+        """As `push`: the Jacobian is symmetric."""
         return self.push(slot, cotangent)
 
     def bend(self, adjoint: Tensor, tangents: Tangents) -> list[Tensor | None]:
@@ -190,7 +190,7 @@ class Activation(Primitive):
 
 
 def over_tokens(t: Tensor, per: Per) -> Tensor:
-    """A cotangent (B, T, ·, k) of what all tokens share: summed over all, or within every sample, or as it is."""
+    """A cotangent (B, T, ·, k) of a shared parameter: summed over everything, or over each sample, or unchanged."""
     return t if per == "token" else t.sum(1) if per == "sample" else t.sum((0, 1))
 
 

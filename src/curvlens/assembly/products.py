@@ -1,10 +1,10 @@
-"""Products with the Hessian and its parts, without any matrix: a tangent pass and a second adjoint pass.
+"""Products with the Hessian and its parts, without a matrix: a tangent pass and a second adjoint pass.
 
-Along v every state has a tangent ẋ. Backwards runs μ, which starts as Λ ẋ at the output and at z = f(x, θ) passes on
+Along v every state has a tangent ẋ. The second adjoint μ starts as Λ ẋ at the output and runs backward. At z = f(x, θ)
 
     μ_x += J_xᵀ μ_z + ∂⟨λ_z, J ẋ⟩/∂x ,
 
-the same for θ. The last term is the curvature of f; a part has it at its own primitive only.
+and the same for θ. The last term is the curvature of f; a part includes it only at its own primitive.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def product(
     curvature: Callable[[Tensor], Tensor] | None,
     sources: Collection[int],
 ) -> dict[str, Tensor]:
-    """H v or a part of it for v given by name, each (rows, columns, k); X is (B, *shape, k).
+    """H v, or a part of it, for v given by name, each (rows, columns, k); X is (B, *shape, k).
 
-    ``curvature`` applies Λ, None leaves it out; ``sources`` are positions of nodes whose curvature counts.
+    ``curvature`` applies Λ, None leaves it out; ``sources`` are the indices of the nodes whose curvature is included.
     """
     circuit = forward.circuit
     tangents = _tangents(forward, direction)
@@ -74,7 +74,7 @@ def product(
 
 
 def _tangents(forward: ForwardPass, direction: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """The tangents of all states that move."""
+    """The tangents of all states with a nonzero tangent."""
     found = {0: direction[INPUT]} if INPUT in direction else {}
     for node, primitive in zip(forward.nodes, forward.at, strict=True):
         if node.output == 0 and INPUT in direction:

@@ -1,7 +1,7 @@
 """Networks from modules: the reference GPT, GPT-2 of Hugging Face, and torch's Transformer encoder.
 
-A module is known by its class and where that is defined; another of the same name may compute something else.
-Parameters keep their names, order and storage, so the Hessian is that of ``module.named_parameters()``.
+A module is recognised by its class and the module that defines it: another class of the same name may compute something
+else. Parameters keep their names, order and storage, so the Hessian is that of ``module.named_parameters()``.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ HUGGING_FACE = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Activations by the names that Hugging Face has for them."""
+"""Activations by their names in Hugging Face."""
 
 
 def read(module: nn.Module, *, mask: Mask = None) -> Network:
-    """The network of a module, which has to be in evaluation mode or without dropout.
+    """The network of a module. The module must be in evaluation mode or have no dropout.
 
     Args:
         module: A `curvlens.models.GPT`, a ``GPT2Model`` or ``GPT2LMHeadModel`` of Hugging Face, or an
             ``nn.TransformerEncoderLayer`` or ``nn.TransformerEncoder`` with ``batch_first=True``.
-        mask: For an encoder, which is called with a mask: "causal", or a boolean tensor, True where attended. (torch's
-            own boolean masks are True where it is *not* attended.) A GPT brings its own, and takes none.
+        mask: For an encoder that is called with a mask: "causal", or a boolean tensor, True where a query may attend.
+            (In torch's own boolean masks True means that it may *not*.) A GPT has its own mask and takes none.
 
-    Labels are not shifted, as a model of Hugging Face does inside: of tokens ``tok``, the Hessian of a language model
-    is ``read(model).hessian(tok[:, :-1], labels=tok[:, 1:])``.
+    Labels are not shifted, although Hugging Face models do this inside. For tokens ``tok``, the Hessian of a language
+    model is ``read(model).hessian(tok[:, :-1], labels=tok[:, 1:])``.
 
     >>> layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
     >>> read(layer)
@@ -66,7 +66,7 @@ def read(module: nn.Module, *, mask: Mask = None) -> Network:
 
 @torch.no_grad()
 def _require_same(module: nn.Module, network: Network, mask: Mask) -> None:
-    """The module gives what the network gives: no part was replaced, and no hook changes anything."""
+    """Check that module and network give the same output: no part was replaced, and no hook changes anything."""
     like = next(iter(network.circuit.parameters.values()))
     if like.is_meta:
         return
@@ -82,14 +82,14 @@ def _require_same(module: nn.Module, network: Network, mask: Mask) -> None:
         allowed = causal if isinstance(mask, str) else mask
         options = {} if allowed is None else {"src_mask" if hasattr(module, "self_attn") else "mask": ~allowed}
         if isinstance(mask, Tensor) and mask.ndim != 2:
-            return  # one mask for each sample, which torch wants in another shape
+            return  # one mask for each sample, for which torch needs another shape
     found = module(x, **options)
     found = getattr(found, "logits", getattr(found, "last_hidden_state", found))
     apart = float((found - network.forward(x)).norm() / found.norm().clamp(min=1e-30))
     if not apart <= torch.finfo(like.dtype).eps ** 0.5:
         raise CurvlensError(
-            f"The module computes something else than what was read of it, by {apart:.1g}: is a part of it replaced, a "
-            "class of your own, or is there a hook that changes what it gives?"
+            f"The module does not compute what was read: outputs differ by {apart:.1g}. Is a part of it replaced or "
+            "a class of your own, or does a hook change its output?"
         )
 
 
@@ -101,7 +101,7 @@ def _require_no_dropout(module: nn.Module) -> None:
 
 
 class _Reading:
-    """A module that is being read, and the network that it becomes."""
+    """A module while it is read, and the network built from it."""
 
     def __init__(self, module: nn.Module, mask: Mask) -> None:
         self.module, self.mask = module, mask
@@ -111,7 +111,7 @@ class _Reading:
         self.network: Network
 
     def start(self, width: int, *tables: nn.Embedding) -> None:
-        """An empty network, with the tables that tokens are looked up in."""
+        """Start an empty network with the given embedding tables."""
         if tables and self.mask is not None:
             raise CurvlensError(
                 f"mask was given, but a {type(self.module).__name__} brings its own causal mask: leave mask= out. With "
@@ -124,23 +124,23 @@ class _Reading:
         self.network = Network(dict(self.module.named_parameters()), width, views)
 
     def add(self, part: Layer | Normalisation | Multiply) -> None:
-        """One more piece behind what is there."""
+        """Append a piece."""
         self._state = part.on(self.network.circuit, self._state)
 
     def path(self, part: nn.Module, *inside: str) -> str:
-        """Where a module stands, and a name inside of it."""
+        """The path of a module, and a name inside it."""
         return ".".join(filter(None, (self._paths[id(part)], *inside)))
 
     def own(self, part: Any) -> str | None:
-        """Where something stands, if it is a module."""
+        """The path of an object, if it is a module."""
         return self._paths.get(id(part))
 
     def view(self, tensor: Tensor, **part: Any) -> View:
         """A parameter, or a part of it, by its name."""
         if id(tensor) not in self._names:
             raise CurvlensError(
-                "A weight of the model is computed from others (a parametrisation?): it is no parameter, and cannot be "
-                "read."
+                "A weight of the model is computed from others (a parametrisation?). It is not a parameter and cannot "
+                "be read."
             )
         return View(self._names[id(tensor)], **part)
 
@@ -168,7 +168,7 @@ class _Reading:
         """An nn.LayerNorm or nn.RMSNorm over one axis; None for an identity."""
         if part is None or type(part) is nn.Identity:
             return None
-        exact = type(part) in (nn.LayerNorm, nn.RMSNorm)  # a class of your own may compute something else
+        exact = type(part) in (nn.LayerNorm, nn.RMSNorm)  # a subclass may compute something else
         if (
             not isinstance(part, (nn.LayerNorm, nn.RMSNorm))
             or not exact
@@ -235,7 +235,7 @@ def _gpt2(reading: _Reading) -> None:
 
 
 def _gpt2_scale(attn: Any) -> float:
-    """τ of a layer, from its settings: the attribute that holds it is younger than they are."""
+    """τ of a layer, from its settings: older versions of transformers have no attribute for it."""
     scale = attn.head_dim**-0.5 if attn.scale_attn_weights else 1.0
     return float(scale / (attn.layer_idx + 1) if attn.scale_attn_by_inverse_layer_idx else scale)
 
@@ -293,4 +293,4 @@ READERS: tuple[tuple[str, str, Callable[[_Reading], None]], ...] = (
     ("TransformerEncoderLayer", r"torch\.nn\.modules\.transformer", _encoder_layer),
     ("TransformerEncoder", r"torch\.nn\.modules\.transformer", _encoder),
 )
-"""Class, module in which it is defined, and what reads it."""
+"""Class, module that defines it, and the function that reads it."""

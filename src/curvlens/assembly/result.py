@@ -21,15 +21,15 @@ from curvlens.calculus.room import require_room
 from curvlens.errors import CurvlensError, a_kind, listing, nearest
 
 CHUNK = 1 << 25
-"""Numbers in the tangents of all states at a time: 256 MB in float64."""
+"""Numbers in the tangents of all states that are held at a time: 256 MB in float64."""
 
 
 WHOLE = ("total", "ggn", "functional")
-"""The parts that are not of one primitive."""
+"""The parts that do not belong to one primitive."""
 
 
 class NetworkHessian:
-    """H = GGN + Σ_m M_m, M_m the part of the primitive m; every one a form, assembled when it is first asked for.
+    """H = GGN + Σ_m M_m, with the part M_m of the primitive m. Each is a form, assembled at its first use.
 
     ``H.total["q", "k"]`` is a block, ``H.ggn.dense()`` a matrix, ``H.parts["attn.softmax"]`` the form of a primitive.
     """
@@ -61,7 +61,7 @@ class NetworkHessian:
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy has tensors of its own, whose changes are counted from now on."""
+        """Restore a copy. It has tensors of its own, whose changes are counted from now on."""
         self.__dict__.update(state)
         self._versions = [tensor._version for tensor in self._moved]
 
@@ -87,7 +87,7 @@ class NetworkHessian:
 
     @property
     def parts(self) -> Mapping[str, Form]:
-        """M_m by the name of the primitive; each is assembled when it is first asked for, and kept."""
+        """M_m by the name of the primitive; each is assembled at its first use and kept."""
         return ModuleForms(self)
 
     def _part(self, name: str) -> Form:
@@ -99,12 +99,12 @@ class NetworkHessian:
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """The primitives that have a part, in the order in which they are computed."""
+        """The primitives with a part, in the order of computation."""
         return tuple(self._sources)
 
     @in_own_dtype
     def matvec(self, v: Tensor, part: str = "total") -> Tensor:
-        """H v without H, or M v of a part: v is (size,), or (size, k) for the columns of a matrix."""
+        """H v without building H, or M v for a part; v is (size,), or (size, k) for the columns of a matrix."""
         if not isinstance(v, Tensor) or v.ndim not in (1, 2) or len(v) != self.size or v.is_complex():
             given = f"shape {tuple(v.shape)}, {v.dtype}" if isinstance(v, Tensor) else a_kind(v)
             raise CurvlensError(
@@ -125,18 +125,18 @@ class NetworkHessian:
     def __getitem__(self, key: object) -> NoReturn:
         not_a_part(key, ("total", "ggn", "functional"))
 
-    # What is read off; unlike products, it builds the matrix of the part
+    # Unlike products, these build the matrix of the part
 
     def norm(self, block: Key | None = None, part: str = "total") -> float:
-        """The Frobenius norm of a block (a name, or a pair of names) or of the whole, or of that of a part."""
+        """The Frobenius norm of a block (a name, or a pair of names) or of the whole; of H, or of ``part``."""
         return self._form(part).norm(block)
 
     def trace(self, block: str | None = None, part: str = "total") -> float:
-        """The trace of a diagonal block or of the whole, or of that of a part."""
+        """The trace of a diagonal block or of the whole; of H, or of ``part``."""
         return self._form(part).trace(block)
 
     def diagonal(self, block: str | None = None, part: str = "total") -> Tensor:
-        """The diagonal of a diagonal block or of the whole, or of that of a part."""
+        """The diagonal of a diagonal block or of the whole; of H, or of ``part``."""
         return self._form(part).diagonal(block)
 
     def _form(self, part: str) -> Form:
@@ -156,7 +156,7 @@ class NetworkHessian:
         raise CurvlensError(f"There is no part {part!r}. {hint}")
 
     def _selected(self, part: str) -> tuple[bool, list[int]]:
-        """Whether the curvature of the loss counts, and which primitives' does."""
+        """Whether the curvature of the loss is included, and which primitives' curvature is."""
         if self._versions != [tensor._version for tensor in self._moved]:
             raise CurvlensError("A parameter or the input was changed in place since; call hessian again.")
         every = [position for positions in self._sources.values() for position in positions]
@@ -168,7 +168,7 @@ class NetworkHessian:
     @in_own_dtype
     @torch.no_grad()
     def _assemble(self, part: str, title: str) -> Form:
-        """The matrix of a part: where it is smaller than the largest state, column by column, else by elimination."""
+        """The matrix of a part: column by column if it is smaller than the largest state, else by elimination."""
         widest = max(self._forward.size(state) for state in self._forward.states)
         instead = "Without building it: `matvec`; or fewer parameters: `wrt=`."
         if self.size <= widest:
@@ -187,7 +187,7 @@ class NetworkHessian:
         return ledger.form(title)
 
     def _by_columns(self, part: str) -> Tensor:
-        """The matrix of a part by products with unit vectors, so many at a time that their tangents are few enough."""
+        """The matrix of a part, by products with unit vectors, as many at a time as memory allows."""
         numbers = sum(state.numel() for state in self._forward.states.values())
         units = torch.eye(self.size, dtype=self._like.dtype, device=self._like.device)
         step = max(1, CHUNK // numbers)
@@ -196,7 +196,7 @@ class NetworkHessian:
 
 
 class ModuleForms(Mapping[str, Form]):
-    """The functional parts by name, made one at a time."""
+    """The functional parts by name; each is assembled at its first use."""
 
     def __init__(self, hessian: NetworkHessian) -> None:
         self._hessian = hessian

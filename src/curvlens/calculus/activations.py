@@ -1,4 +1,4 @@
-"""Activation functions with their first two derivatives, exact also far out, and the largest values of these."""
+"""Activation functions with their first two derivatives, accurate for large arguments too, and bounds on these."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
 
-Function = Callable[[Tensor], Tensor]
+Entries = Float[Tensor, "*shape"]
+Function = Callable[[Entries], Entries]
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,12 @@ class Activation:
     second_bound: float
 
 
-def _density(z: Tensor) -> Tensor:
+def _density(z: Entries) -> Entries:
     return torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
 
 
-def _tanh_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """tanh u, 1 − tanh² u, u' and u'' for u = √(2/π)(z + 0.044715 z³); beyond 30 nothing changes any more."""
+def _tanh_parts(z: Entries) -> tuple[Entries, Entries, Entries, Entries]:
+    """tanh u, 1 − tanh² u, u' and u'' for u = √(2/π)(z + 0.044715 z³). z is clamped to ±30, where tanh is constant."""
     z = z.clamp(-30, 30)
     scale = math.sqrt(2 / math.pi)
     u = scale * (z + 0.044715 * z**3)
@@ -39,32 +41,32 @@ def _tanh_parts(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return torch.tanh(u), 1 / cosh.square(), scale * (1 + 0.134145 * z.square()), scale * 0.26829 * z
 
 
-def _tanh_value(z: Tensor) -> Tensor:
+def _tanh_value(z: Entries) -> Entries:
     t, _, _, _ = _tanh_parts(z)
     return z * (1 + t) / 2
 
 
-def _tanh_first(z: Tensor) -> Tensor:
+def _tanh_first(z: Entries) -> Entries:
     t, decay, du, _ = _tanh_parts(z)
     return (1 + t) / 2 + z.clamp(-30, 30) * decay * du / 2
 
 
-def _tanh_second(z: Tensor) -> Tensor:
+def _tanh_second(z: Entries) -> Entries:
     t, decay, du, ddu = _tanh_parts(z)
     return decay * du + z.clamp(-30, 30) * decay * (ddu - 2 * t * du.square()) / 2
 
 
-def _silu_first(z: Tensor) -> Tensor:
+def _silu_first(z: Entries) -> Entries:
     s = torch.sigmoid(z)
     return s * (1 + z * torch.sigmoid(-z))
 
 
-def _silu_second(z: Tensor) -> Tensor:
+def _silu_second(z: Entries) -> Entries:
     s, left = torch.sigmoid(z), torch.sigmoid(-z)
     return s * left * (2 + z * (left - s))
 
 
-def _gelu_second(z: Tensor) -> Tensor:
+def _gelu_second(z: Entries) -> Entries:
     z = z.clamp(-40, 40)
     return _density(z) * (2 - z.square())
 
@@ -89,5 +91,5 @@ ACTIVATIONS = {
 def activation(name: str) -> Activation:
     """One of `ACTIVATIONS`."""
     if name not in ACTIVATIONS:
-        raise CurvlensError(f"activation={name!r}; there are {', '.join(map(repr, ACTIVATIONS))}.")
+        raise CurvlensError(f"activation={name!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}.")
     return ACTIVATIONS[name]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Root:
-    """S = R Rᵀ given by R, (…, L, d_V, r), not by S: for a loss of few classes r is small, and S is never built.
+    """S = R Rᵀ, given by R (…, L, d_V, r). For a loss of few classes r is small, and S is never built.
 
     >>> Root(torch.ones(2, 1)).dense()
     tensor([[1., 1.],
@@ -19,13 +20,13 @@ class Root:
 
     R: Tensor
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "*batch d d"]:
         """S itself."""
         return self.R @ self.R.mT
 
 
 OutputCurvature = float | Tensor | Root
-"""A number c stands for c·I."""
+"""A number c means c·I."""
 
 
 def flat(curvature: OutputCurvature) -> OutputCurvature:
@@ -36,7 +37,7 @@ def flat(curvature: OutputCurvature) -> OutputCurvature:
 
 
 def copied(curvature: OutputCurvature) -> OutputCurvature:
-    """The same with a tensor of its own."""
+    """A copy with a tensor of its own."""
     if isinstance(curvature, Root):
         return Root(curvature.R.clone())
     return curvature.clone() if isinstance(curvature, Tensor) else curvature
@@ -48,7 +49,7 @@ def is_zero(curvature: OutputCurvature) -> bool:
 
 
 def rows(curvature: OutputCurvature, keep: Tensor) -> OutputCurvature:
-    """That of some of the positions, (B, L, …)."""
+    """The curvature at the chosen positions, (B, L, …)."""
     if isinstance(curvature, Root):
         return Root(curvature.R[:, keep])
     return curvature[:, keep] if isinstance(curvature, Tensor) else curvature
@@ -75,7 +76,7 @@ def plus(first: OutputCurvature, second: OutputCurvature) -> OutputCurvature:
     return tensor + number * torch.eye(tensor.shape[-1], dtype=tensor.dtype, device=tensor.device)
 
 
-def applied(curvature: OutputCurvature, directions: Tensor) -> Tensor | None:
+def applied(curvature: OutputCurvature, directions: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"] | None:
     """S_i ḟ_i for directions (…, B, L, d_V), or of (B·L, d_V); None if it is zero."""
     if isinstance(curvature, float):
         return curvature * directions if curvature else None

@@ -1,10 +1,9 @@
-"""How the blocks of the attention Hessian grow: what theory says, and what a measured curve says.
+"""Growth rates of the blocks of the attention Hessian: predicted by theory, and fitted to a measured curve.
 
-Theory (Equation 5, Section 4.1; `docs/explanation/math.md`, "Growth rates"): a block is a product of so many tokens,
-weights and
-moments. In the size σ of the tokens it is a power law for small σ; beyond σ ≈ 1 attention saturates and the law no
-longer holds. So a measured curve is fitted where it is one: `fit` looks for the widest window in which the local
-slopes agree.
+Theory (Equation 5, Section 4.1; `docs/explanation/math.md`, "Growth rates"): a block is a product of a number of
+tokens, weights and moments. In the size σ of the tokens it is a power law for small σ. Beyond σ ≈ 1 attention
+saturates, and the law no longer holds. So `fit` looks for the widest window in which the local slopes of a measured
+curve agree.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Residual = Literal["constant", "scaling"]
 Kind = Literal["softmax", "linear"]
 
 FEW = 4
-"""Points below which a window says little."""
+"""The fewest points in a window."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The powers with which a block grows; the weights beside what they do through the attention matrix.
+    """The powers with which a block grows. The effect of the weights on the attention matrix is not included.
 
     ``data`` is None for a block that is zero.
     """
@@ -56,7 +55,7 @@ _SOFTMAX = {
     ("outer", "VV"): _growth(2, "", (1, 1)),
     ("functional", "QQ"): _growth(5, "KKV", (3,)),
     ("functional", "KK"): _growth(5, "QQV", (3,)),
-    ("functional", "QK"): _growth(3, "V", (2,)),  # and a term X⁵ W_Q W_K W_V M3, which is smaller for small tokens
+    ("functional", "QK"): _growth(3, "V", (2,)),  # plus a term X⁵ W_Q W_K W_V M3, which is smaller for small tokens
     ("functional", "VQ"): _growth(3, "K", (2,)),
     ("functional", "VK"): _growth(3, "Q", (2,)),
     ("functional", "VV"): _growth(None, ""),
@@ -86,8 +85,8 @@ def predicted(
 ) -> Growth:
     """The growth of a block of one layer, ``"QK"`` or ``("Q", "K")``.
 
-    With a residual F − Y that tends to a constant as σ → 0 (labels that do not scale with the tokens), or one that
-    scales with σ itself (Y ∝ σ, or Y = 0): then the functional part has one power of the data more.
+    ``residual`` describes F − Y. "constant": it tends to a constant as σ → 0 (labels that do not scale with the
+    tokens). "scaling": it scales with σ (Y ∝ σ, or Y = 0), and the functional part has one more power of the data.
 
     >>> predicted("functional", "QQ").data, predicted("functional", "QQ", residual="scaling").data
     (5, 6)
@@ -110,7 +109,7 @@ def predicted(
 
 def _known_part(part: str) -> None:
     if part not in ("outer", "functional"):
-        raise CurvlensError(f"part={part!r}; there are 'outer' and 'functional'.")
+        raise CurvlensError(f"part={part!r}, expected 'outer' or 'functional'.")
 
 
 def predicted_depth(
@@ -123,9 +122,9 @@ def predicted_depth(
 ) -> int | None:
     """The power of the data in the diagonal blocks of layer ``layer`` (from 1) of ``depth`` linear layers.
 
-    Linear attention holds 3^depth tokens in its output: the outer blocks grow with 2·3^depth, the functional ones of
-    earlier layers with 3^depth while the residual is constant, 2·3^depth when it is the output itself. A linear MLP
-    has 2 and zero at any depth.
+    The output of linear attention is a product of 3^depth tokens. So the outer blocks grow with the power 2·3^depth,
+    and the functional blocks of earlier layers with 3^depth if the residual is constant, and 2·3^depth if it is the
+    output itself. A linear MLP has power 2 (outer) and zero blocks (functional) at any depth.
 
     >>> predicted_depth(3, 1), predicted_depth(3, 1, "functional"), predicted_depth(3, 3, "functional")
     (54, 27, None)
@@ -152,7 +151,7 @@ class PowerLaw:
 
     slope: float
     interval: tuple[float, float]
-    """Of the slope."""
+    """The confidence interval of the slope."""
     prefactor: float
     """The value at σ = 1 of the fitted line."""
     window: tuple[float, float]
@@ -190,18 +189,18 @@ def fit(
     window: tuple[float, float] | None = None,
     level: float = 0.95,
 ) -> PowerLaw:
-    """The power law of a measured curve in the widest window where it is one.
+    """Fit a power law to a measured curve in the widest window where it holds.
 
-    The interval is statistical only: it holds the scatter of the points (or of the repeats) about the line, not the
-    systematic bend of a curve that is nearly, but not quite, a power law inside the window. ``tolerance`` bounds that.
+    The interval is statistical only: it contains the scatter of the points (or of the repeats) about the line. It does
+    not contain the systematic bend of a curve that is only nearly a power law in the window; ``tolerance`` bounds that.
 
     Args:
         sigma: Sizes (n,), positive and ascending: a tensor, an array or a list.
-        values: The curve (…, n), positive; or repeats of it, one a row. The interval is then that of the repeats'
-            slopes, otherwise that of the regression.
+        values: The curve (…, n), positive; or repeats of it, one in each row. The interval then comes from the
+            repeats' slopes, otherwise from the regression.
         tolerance: Local slopes in the window differ from their mean by this much at most.
-        window: Take this window instead of looking for one.
-        level: Of the confidence interval.
+        window: Use this window instead of searching for one.
+        level: The level of the confidence interval.
 
     >>> s = torch.logspace(-3, 1, 17, dtype=torch.float64)
     >>> law = fit(s, 2 * s**5 / (1 + s) ** 3)
@@ -215,7 +214,7 @@ def fit(
         )
     curve = values.reshape(-1, len(sigma))
     if not bool((sigma > 0).all() and (sigma.diff() > 0).all()):
-        raise CurvlensError("sigma has to be positive and ascending.")
+        raise CurvlensError("sigma must be positive and ascending.")
     if not bool((curve > 0).all() and curve.isfinite().all()):
         raise CurvlensError("A power law needs positive, finite values; a block that is exactly zero has no slope.")
     x, y = sigma.log(), curve.log()
@@ -225,7 +224,7 @@ def fit(
         warnings.warn(
             f"In no window of {FEW} points are the local slopes within tolerance={tolerance:g} of their mean; the "
             f"widest has {last - first + 1} of {len(sigma)}. The curve is noisy (raise tolerance=, or give repeats "
-            "of it or window=), or it is no power law.",
+            "of it or window=), or it is not a power law.",
             CurvlensWarning,
             stacklevel=2,
         )
@@ -258,24 +257,24 @@ def _numbers(name: str, given: Any) -> Float[Tensor, "*shape"]:
         if numbers.is_complex():
             raise TypeError("complex numbers")
         if not isinstance(given, Tensor):
-            numbers = torch.as_tensor(given, dtype=torch.float64)  # a list would lose half its digits otherwise
+            numbers = torch.as_tensor(given, dtype=torch.float64)  # without dtype a list would become float32
     except (TypeError, ValueError, RuntimeError) as error:
         raise CurvlensError(
-            f"{name} is {a_kind(given)} that is no tensor of real numbers ({error}): give a tensor, an array "
+            f"{name} is {a_kind(given)} that cannot be converted to real numbers ({error}): give a tensor, an array "
             "or a list of numbers."
         ) from error
     return numbers.detach().double()
 
 
 def _widest(local: Tensor, tolerance: float) -> tuple[int, int]:
-    """First and last point of the longest run of local slopes that agree; of equally long ones, the most even."""
+    """First and last point of the longest run of local slopes that agree; of equally long runs, the most even one."""
     best = (0, 0.0, 0, 1)
     for start in range(len(local)):
         for end in range(start + 1, len(local) + 1):
             run = local[start:end]
             spread = float((run - run.mean()).abs().max())
             if spread > tolerance:
-                continue  # a longer run has another mean, and may agree again
+                continue  # a longer run has another mean and may agree again
             best = max(best, (end - start, -spread, start, end), key=lambda found: found[:2])
     return best[2], best[3]
 

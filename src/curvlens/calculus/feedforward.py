@@ -1,4 +1,4 @@
-"""Feed-forward layers, plain and gated: every block of the Hessian of a loss behind them.
+"""Feed-forward layers, plain and gated: every block of the Hessian of a loss of their output.
 
 Tokens are rows: y = h W_down + b, with h = φ(x W_up + b) or, gated, h = φ(x W_gate + b) ∘ (x W_up + b'). Both are one
 formula: h depends on inner sums z_i = x W_i + b_i by its first derivatives h_i and its second derivatives h_ij, entry
@@ -6,7 +6,7 @@ by entry (`docs/explanation/math.md`, "Feed-forward"). With q = W_down g,
 
     (W_i, W_j) = Σ x ⊗ x ⊗ diag(q h_ij),    (W_i, W_down) = Σ x ⊗ g ⊗ diag(h_i),    (X, X) = Σ W_i diag(q h_ij) W_jᵀ.
 
-A ReLU has h_ij = 0 almost everywhere, and yet its blocks (W_up, W_down) and those with the tokens are not zero.
+A ReLU has h_ij = 0 almost everywhere. Its blocks (W_up, W_down) and those with the tokens are still not zero.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.activations import activation as named
@@ -34,13 +35,13 @@ class Hidden:
     h: Tensor
     first: dict[str, Tensor]
     second: dict[tuple[str, str], Tensor]
-    """A pair that is not there is zero."""
+    """A missing pair is zero."""
 
 
 def hidden(
     x: Tensor, up: Tensor, up_bias: Tensor | None, gate: Tensor | None, gate_bias: Tensor | None, name: str
 ) -> Hidden:
-    """What the middle of the layer is at tokens (N, d)."""
+    """The hidden values h and their derivatives at tokens (N, d)."""
     phi = named(name)
     b = x @ up if up_bias is None else x @ up + up_bias
     if gate is None:
@@ -63,7 +64,7 @@ def forward(
     gate_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     activation: str = "gelu",
-) -> Tensor:
+) -> Float[Tensor, "*batch l o"]:
     """The output of the layer, (…, L, d_out)."""
     y = hidden(X, up, up_bias, gate, gate_bias, activation).h @ down
     return y if down_bias is None else y + down_bias
@@ -86,7 +87,7 @@ def hessian(
     wrt: str | None = None,
     reduction: str = "mean",
 ) -> RowwiseHessian:
-    """The Hessian of a loss behind a feed-forward layer, exact and without differentiation.
+    """The Hessian of a loss of a feed-forward layer's output, exact and without differentiation.
 
     Args:
         X: Tokens (…, L, d). Leading axes are samples; the loss is their mean.
@@ -94,13 +95,13 @@ def hessian(
         down: (m, d_out).
         target: Y (…, L, d_out), for the square loss ‖y − Y‖²/(L d_out).
         gate: (d, m), for a gated layer: h = φ(X gate) ∘ (X up).
-        up_bias: (m,); None for none, which then is no variable. So are ``gate_bias`` and ``down_bias``.
+        up_bias: (m,). Without it (None) the bias is no variable. The same holds for ``gate_bias`` and ``down_bias``.
         gate_bias: (m,).
         down_bias: (d_out,).
         activation: "relu", "gelu", "gelu_tanh", "silu" or "identity".
         grad: For any other loss, ∂ℓ/∂y of each sample, (…, L, d_out).
-        curvature: And its second derivative at every token, as in `curvlens.calculus.attention.hessian`.
-        wrt: Words of what to differentiate by, as in "up down X"; None for all weights.
+        curvature: For that loss, the second derivative at every token, as in `curvlens.calculus.attention.hessian`.
+        wrt: The variables as words, as in "up down X"; None for all weights.
         reduction: "mean" over the samples, or "sum".
 
     >>> X, W = torch.eye(3, 2), torch.eye(2)
@@ -116,7 +117,7 @@ def hessian(
         "down": down,
         "down_bias": down_bias,
     }
-    weights = {name: t.detach().clone() for name, t in given.items() if t is not None}  # what changes later is not ours
+    weights = {name: t.detach().clone() for name, t in given.items() if t is not None}  # later writes must not matter
     alike({"X": X, **weights})
     fit(X, weights)
     names = _wanted(wrt, [*weights, "X"])
@@ -165,7 +166,7 @@ class _Layer:
         return None if found is None else self.q * found
 
     def functional(self, first: str, second: str) -> list[Term]:
-        """⟨g, ∂²y⟩ of two names, the first not after the second: gate, up, down, X, each with its bias behind it."""
+        """⟨g, ∂²y⟩ for two names in the order gate, up, down, X, where each bias follows its weight."""
         if first.startswith("down"):
             return [self._down_and_tokens()] if (first, second) == ("down", "X") else []
         if first == "X":
@@ -180,7 +181,7 @@ class _Layer:
             bent = [(w, p) for j, w in self._inner() if (p := self.second(inner, j)) is not None]
             matrix = sum((p[..., None] * w.mT for w, p in bent), self.x.new_zeros(()))
             terms: list[Term] = [Tokens(u, self.unit, matrix, "a", "c", "de")] if bent else []
-            if u is self.x:  # x itself stands in ∂z/∂W
+            if u is self.x:  # ∂z/∂W contains x itself
                 ones = torch.ones_like(self.x)
                 terms.append(Diagonal(self.q * self.middle.first[inner], self.unit, ones, "d", "c", "ae"))
             return terms
@@ -210,7 +211,7 @@ class _Layer:
 
 
 def fit(x: Tensor, weights: Mapping[str, Tensor]) -> None:
-    """Whether the shapes of tokens and weights go together."""
+    """Check that the shapes of tokens and weights fit."""
     up, down = weights["up"], weights["down"]
     if x.ndim < 2 or up.ndim != 2 or down.ndim != 2:
         raise CurvlensError(
@@ -241,5 +242,5 @@ def _wanted(wrt: str | None, known: list[str]) -> list[str]:
         return [name for name in known if name != "X"]
     words = wrt.split()
     if not words or any(word not in known for word in words):
-        raise CurvlensError(f"wrt={wrt!r}; it is made of the words {', '.join(known)}, as in 'up down X'.")
+        raise CurvlensError(f"wrt={wrt!r}, expected words among {', '.join(known)}, as in 'up down X'.")
     return [name for name in known if name in words]

@@ -1,4 +1,4 @@
-"""A symmetric matrix in named blocks, each a sum of terms: what the closed-form Hessians are."""
+"""A symmetric matrix in named blocks, each a sum of terms. The closed-form Hessians have this form."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal, NoReturn
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.own_dtype import in_own_dtype
@@ -22,14 +23,14 @@ PARTS: tuple[SplitPart, ...] = ("outer", "functional", "total")
 
 
 def not_a_part(key: object, parts: Sequence[str]) -> NoReturn:
-    """Blocks belong to a part of a Hessian, not to the Hessian."""
+    """Raise an error: blocks belong to a part of a Hessian, not to the Hessian."""
     inside = ", ".join(map(repr, key)) if isinstance(key, tuple) else repr(key)
     *more, last = (f"H.{part}[{inside}]" for part in parts)
     raise CurvlensError(f"A block belongs to a part of the Hessian: {', '.join(more)} or {last}.")
 
 
 def places(shapes: Mapping[str, tuple[int, int]]) -> dict[str, slice]:
-    """Where matrices of these shapes lie in a vector of all of them."""
+    """The slices of matrices of these shapes in the vector of all of them."""
     found, start = {}, 0
     for name, (rows, columns) in shapes.items():
         found[name] = slice(start, start + rows * columns)
@@ -38,14 +39,14 @@ def places(shapes: Mapping[str, tuple[int, int]]) -> dict[str, slice]:
 
 
 def require_room_for(numbers: int, like: Tensor, what: str) -> None:
-    """Refuse what does not fit memory."""
+    """Raise an error if this many numbers do not fit into memory."""
     require_room(numbers, like, what, "Without building it: `matvec`, `norm`, `trace` and `diagonal`.")
 
 
 class Form:
     """Blocks by name: ``form["Q", "K"]`` is the 2-D block on row-vecs, ``form["Q"]`` is ``form["Q", "Q"]``.
 
-    Norms, traces, diagonals and products do not build the block they are of.
+    Norms, traces, diagonals and products do not build the block.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class Form:
         like: Tensor,
         title: str,
     ) -> None:
-        """``terms(a, b)`` are those of the block (a, b), asked for only with a before b or equal to it.
+        """``terms(a, b)`` returns the terms of the block (a, b); it is called only if a equals b or comes before it.
 
-        It must not lead back to what keeps the form: a ring of references lives until Python looks for rings, however
-        much memory it holds.
+        It must not refer back to the owner of the form: a reference cycle stays in memory until the garbage collector
+        runs.
         """
         self.shapes = dict(shapes)
         self.dtype, self.device, self._like = like.dtype, like.device, like
@@ -86,7 +87,7 @@ class Form:
 
     @in_own_dtype
     def terms(self, first: str, second: str) -> list[Term]:
-        """The terms of a block; of one below the diagonal, those of its transpose, transposed."""
+        """The terms of a block. Below the diagonal they are the transposed terms of the mirrored block."""
         if self._order[first] > self._order[second]:
             return [term.T for term in self._above(second, first)]
         return self._above(first, second)
@@ -111,10 +112,10 @@ class Form:
     def _axes(self, first: str, second: str) -> tuple[int, int, int, int]:
         return (*self.shapes[first], *self.shapes[second])
 
-    # What is built
+    # Dense results
 
     @in_own_dtype
-    def __getitem__(self, key: Key) -> Tensor:
+    def __getitem__(self, key: Key) -> Float[Tensor, "p q"]:
         first, second = self.pair(key)
         rows, columns = (self.shapes[n][0] * self.shapes[n][1] for n in (first, second))
         require_room_for(2 * rows * columns, self._like, f"The block ({first}, {second}), with as much to work in,")
@@ -123,7 +124,7 @@ class Form:
         return out.view(rows, columns)
 
     @in_own_dtype
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "n n"]:
         """The whole matrix, blocks in the order of `names`."""
         largest = max(rows * columns for rows, columns in self.shapes.values()) ** 2
         what = f"{self.title} as a dense matrix, with two blocks to work in,"
@@ -132,16 +133,16 @@ class Form:
         self._write(out, *(torch.empty(largest, dtype=self.dtype, device=self.device) for _ in range(2)))
         return out
 
-    @torch.inference_mode()  # a tenth of the time of small layers; what leaves was allocated outside
+    @torch.inference_mode()  # saves a tenth of the time for small layers; results are allocated outside
     def _write(self, out: Tensor, work: Tensor, more: Tensor) -> None:
         pairs = [(first, second) for i, first in enumerate(self.names) for second in self.names[i:]]
-        # all that is small comes before anything is written: what is written takes the place of all else in the caches
+        # compute all small tensors before writing: the writes evict everything else from the caches
         blocks = [(self._above(first, second), self._targets(out, first, second)) for first, second in pairs]
         for terms, targets in blocks:
             summed(merged(terms), targets, work, more)
 
     def _targets(self, out: Tensor, first: str, second: str) -> list[Tensor]:
-        """Where a block belongs in a matrix and, off the diagonal, its mirror: views [a, d, c, e]."""
+        """The places [a, d, c, e] of a block in a matrix: one view and, off the diagonal, that of its mirror."""
         (height, width), (tall, wide), n = self.shapes[first], self.shapes[second], self.size
         shape, row, column = (height, width, tall, wide), self.slices[first].start, self.slices[second].start
         found = [out.as_strided(shape, (width * n, n, wide, 1), row * n + column)]
@@ -149,15 +150,15 @@ class Form:
             found.append(out.as_strided(shape, (width, 1, wide * n, n), column * n + row))
         return found
 
-    # What is read off
+    # Numbers that do not need the dense matrix
 
     @in_own_dtype
     def norm(self, key: Key | None = None, *more: object) -> float:
-        """The Frobenius norm of a block (a name, or one pair of names), or of the whole; exact."""
+        """The exact Frobenius norm of a block (a name, or one pair of names), or of the whole."""
         if more:
             raise CurvlensError(
-                f"norm takes one block, got {(key, *more)!r}: of two names it is norm(({key!r}, {more[0]!r})). A Form "
-                "is a part itself, and takes no part."
+                f"norm takes one block, got {(key, *more)!r}: for two names call norm(({key!r}, {more[0]!r})). A Form "
+                "is one part already and takes no part."
             )
         if key is not None:
             first, second = self.pair(key)
@@ -169,7 +170,7 @@ class Form:
         return math.hypot(*(value * (1 if a == b else math.sqrt(2)) for (a, b), value in each.items()))
 
     @in_own_dtype
-    def diagonal(self, name: str | None = None) -> Tensor:
+    def diagonal(self, name: str | None = None) -> Float[Tensor, " n"]:
         """The diagonal of the block (name, name), or of the whole."""
         if name is None:
             return torch.cat([self.diagonal(name) for name in self.names])
@@ -182,11 +183,11 @@ class Form:
         return out.reshape(-1)
 
     def trace(self, name: str | None = None) -> float:
-        """The trace of the block (name, name), or of the whole; exact."""
+        """The exact trace of the block (name, name), or of the whole."""
         return float(self.diagonal(name).double().sum())
 
     @in_own_dtype
-    def matvec(self, v: Tensor) -> Tensor:
+    def matvec(self, v: Tensor) -> Float[Tensor, "n ..."]:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         columns = self.columns(v)
         out = torch.zeros_like(columns)
@@ -197,11 +198,11 @@ class Form:
                     out[self.slices[first]] += term.times(part).flatten(0, 1)
         return out.reshape(v.shape)
 
-    def columns(self, v: Tensor) -> Tensor:
+    def columns(self, v: Tensor) -> Float[Tensor, "n k"]:
         """A vector or matrix of the right length, as (size, k) in the dtype of the form."""
         return self.checked(v).reshape(self.size, -1)
 
-    def checked(self, v: Tensor) -> Tensor:
+    def checked(self, v: Tensor) -> Float[Tensor, "n ..."]:
         """A vector or matrix of the right length, in the dtype of the form."""
         if not isinstance(v, Tensor) or v.ndim not in (1, 2) or v.shape[0] != self.size or v.is_complex():
             given = f"shape {tuple(v.shape)}, {v.dtype}" if isinstance(v, Tensor) else a_kind(v)
@@ -216,21 +217,21 @@ class Form:
 
 
 class MatrixForm(Form):
-    """A form whose matrix is there."""
+    """A form with a dense matrix."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, int]], matrix: Tensor, title: str) -> None:
         super().__init__(shapes, partial(_of_matrix, matrix, shapes), matrix, title)
         self._matrix = matrix
 
     def _above(self, first: str, second: str) -> list[Term]:
-        return list(self._terms(first, second))  # not kept: a pickle would have the whole matrix for every block
+        return list(self._terms(first, second))  # not cached: a pickle would contain the whole matrix for every block
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "n n"]:
         """A copy of the whole matrix, blocks in the order of `names`."""
         return self._matrix.clone()
 
     @in_own_dtype
-    def matvec(self, v: Tensor) -> Tensor:
+    def matvec(self, v: Tensor) -> Float[Tensor, "n ..."]:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._matrix @ self.checked(v)
 
@@ -241,7 +242,7 @@ def _of_matrix(matrix: Tensor, shapes: Mapping[str, tuple[int, int]], first: str
 
 
 class Split:
-    """H = outer + functional: three `Form`s of these names, and what is read off one of them without building a block.
+    """H = outer + functional, as three `Form`s: ``outer``, ``functional`` and ``total``.
 
     ``H.outer["Q", "K"]`` is a block, ``H.total.dense()`` the whole.
     """
@@ -255,12 +256,12 @@ class Split:
             return form
         names = self._form("total").names
         hint = f" A block is one argument: norm({names[:2]!r})." if part in names and len(names) > 1 else ""
-        raise CurvlensError(f"part={part!r}; there are 'outer', 'functional' and 'total'.{hint}")
+        raise CurvlensError(f"part={part!r}, expected 'outer', 'functional' or 'total'.{hint}")
 
     def norm(self, block: Key | None = None, part: SplitPart = "total") -> float:
         """The Frobenius norm of a block (a name, or a pair of names) or of the whole, exact.
 
-        It sums over pairs of tokens, or builds the block some rows at a time, whichever is less work.
+        It is computed from pairs of tokens, or by building the block some rows at a time, whichever is less work.
         """
         return self._form(part).norm(block)
 
@@ -268,11 +269,11 @@ class Split:
         """The trace of a diagonal block or of the whole, exact."""
         return self._form(part).trace(block)
 
-    def diagonal(self, block: str | None = None, part: SplitPart = "total") -> Tensor:
+    def diagonal(self, block: str | None = None, part: SplitPart = "total") -> Float[Tensor, " n"]:
         """The diagonal of a diagonal block or of the whole."""
         return self._form(part).diagonal(block)
 
-    def matvec(self, v: Tensor, part: SplitPart = "total") -> Tensor:
+    def matvec(self, v: Tensor, part: SplitPart = "total") -> Float[Tensor, "n ..."]:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._form(part).matvec(v)
 

@@ -1,13 +1,13 @@
-"""The linear network F(x) = W^D ⋯ W^1 x with square loss: the paper's point of comparison (Section 2).
+"""The linear network F(x) = W^D ⋯ W^1 x with square loss, which the paper compares attention with (Section 2).
 
-With A_i = W^D ⋯ W^{i+1} behind layer i, b_i = W^{i−1} ⋯ W^1 x before it, and the gradient g = c (F − Y) at the output,
+With A_i = W^D ⋯ W^{i+1} after layer i, b_i = W^{i−1} ⋯ W^1 x before it, and the gradient g = c (F − Y) at the output,
 
     outer (i, j)              c A_iᵀ A_j ⊗ Σ_n b_i b_jᵀ
     functional (i, j), i < j  [(a, d), (c, e)] = (W^{j−1} ⋯ W^{i+1})[e, a] (Σ_n b_i gᵀ A_j)[d, c] .
 
-The functional part is block-hollow: between a layer and itself it is zero. At any depth the outer part grows with the
-square of the data. The functional part grows linearly where the residual tends to a constant for small data, and with
-the square where it scales with the data.
+The functional part is block-hollow: its diagonal blocks are zero. At any depth the outer part grows with the square of
+the data. The functional part grows linearly if the residual tends to a constant for small data, and with the square if
+the residual scales with the data.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LinearMLPHessian(Split):
 
 
 class _Network:
-    """What its blocks are made of."""
+    """The quantities that its blocks consist of."""
 
     def __init__(self, X: Tensor, weights: Sequence[Tensor], gradient: Tensor, c: float) -> None:
         self.weights, self.gradient, self.c = weights, gradient, c
@@ -80,10 +80,10 @@ def hessian(
     weights: Sequence[Tensor],
     target: Float[Tensor, "*batch d_out"],
 ) -> LinearMLPHessian:
-    """Both parts for any depth and layer, of ℓ = ‖F − Y‖² divided by the number of entries of Y.
+    """The Hessian of ℓ = ‖F − Y‖² divided by the number of entries of Y, for any depth.
 
     Args:
-        X: Tokens, one a row.
+        X: Tokens, one in each row.
         weights: W^1 … W^D, each (out, in), as in F(x) = W^D ⋯ W^1 x.
         target: Y.
     """
@@ -93,14 +93,14 @@ def hessian(
     if not weights:
         raise CurvlensError("A network needs at least one weight matrix.")
     alike({"X": X, **{f"W{i + 1}": w for i, w in enumerate(weights)}, "target": target})
-    weights = [weight.detach().clone() for weight in weights]  # what changes later is not ours
+    weights = [weight.detach().clone() for weight in weights]  # later writes must not matter
     rows = X.detach().clone().reshape(-1, X.shape[-1])
     out = rows
     for i, weight in enumerate(weights):
         if weight.ndim != 2 or weight.shape[1] != out.shape[-1]:
             raise CurvlensError(
-                f"W{i + 1} has shape {tuple(weight.shape)}, expected (out, {out.shape[-1]}), what comes before: "
-                "weights are (out, in) here, as nn.Linear has them."
+                f"W{i + 1} has shape {tuple(weight.shape)}, expected (out, {out.shape[-1]}) to fit the layer before. "
+                "Weights are (out, in) here, as in nn.Linear."
             )
         out = out @ weight.T
     if target.shape != (*X.shape[:-1], out.shape[-1]):

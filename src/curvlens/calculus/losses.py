@@ -6,8 +6,8 @@ Cross-entropy in all its forms (classes, soft targets, class weights, label smoo
 
     ∂ℓ/∂z = s p − q,        ∂²ℓ/∂z² = s (diag p − p pᵀ) = s B Bᵀ,   B = diag(√p) − p √pᵀ.
 
-The Hessian knows of the target only the mass s. Rows go through in chunks: besides logits, argument and result nothing
-of the size of the logits is ever held, which is what makes a vocabulary of 50 000 affordable.
+The Hessian depends on the target only through its mass s. Rows are processed in chunks: besides logits, argument and
+result, nothing of the size of the logits is held. This makes a vocabulary of 50 000 affordable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _chunks(rows: int, classes: int) -> Iterator[slice]:
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    """Probabilities, in float32 at least."""
+    """Probabilities, in float32 or higher precision."""
     return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -94,17 +94,17 @@ def unembedded_cross_entropy(
 ) -> tuple[Float[Tensor, "*batch l d"], Float[Tensor, "*batch l d d"]]:
     """Gradient and curvature, at every token's output f, of the mean cross-entropy of the logits f E.
 
-    g_i = n_i E (p_i − y_i) and S_i = n_i E (diag p_i − p_i p_iᵀ) Eᵀ; both are zero where the label is ignored. They go
-    into `curvlens.calculus.attention.hessian` as ``grad`` and ``curvature``, which takes the mean over the B samples.
+    g_i = n_i E (p_i − y_i) and S_i = n_i E (diag p_i − p_i p_iᵀ) Eᵀ; both are zero if the label is ignored. Give them
+    to `curvlens.calculus.attention.hessian` as ``grad`` and ``curvature``; it takes the mean over the B samples.
 
     Args:
-        outputs: F, one token a row.
+        outputs: F, one token in each row.
         unembedding: E, (d, classes).
         labels: A class for each token, or ``ignore_index``.
         ignore_index: The label of tokens that do not count.
-        over: "sample": n_i = 1/(counted tokens of the sample), so that every sample weighs the same; one without any
-            adds nothing. "all": n_i = B/(counted tokens of all samples), so that the mean over the samples is the mean
-            over all counted tokens, as ``F.cross_entropy`` takes it.
+        over: "sample": n_i = 1/(counted tokens of the sample), so every sample has the same weight; a sample without
+            counted tokens adds nothing. "all": n_i = B/(counted tokens of all samples), so the mean over the samples
+            is the mean over all counted tokens, as in ``F.cross_entropy``.
     """
     gradient, root = unembedded_cross_entropy_root(outputs, unembedding, labels, ignore_index=ignore_index, over=over)
     return gradient, root @ root.mT
@@ -118,14 +118,14 @@ def unembedded_cross_entropy_root(
     ignore_index: int = -100,
     over: Over = "sample",
 ) -> tuple[Float[Tensor, "*batch l d"], Float[Tensor, "*batch l d c"]]:
-    """The same with a root R_i = √n_i E (diag √p_i − p_i √p_iᵀ) of the curvature, S_i = R_i R_iᵀ.
+    """The same gradient, and a root R_i = √n_i E (diag √p_i − p_i √p_iᵀ) of the curvature, S_i = R_i R_iᵀ.
 
-    For ``curvature=attention.Root(R)``: with fewer classes than features S need not be built.
+    Give it as ``curvature=attention.Root(R)``. With fewer classes than features S need not be built.
     """
     counted = _counted(outputs, unembedding, labels, ignore_index)
     if over not in ("sample", "all"):
-        raise CurvlensError(f"over={over!r}; there are 'sample' and 'all'.")
-    # nothing is differentiated: no graph is built, whatever the tensors are parts of
+        raise CurvlensError(f"over={over!r}, expected 'sample' or 'all'.")
+    # no derivatives are needed, so no graph is built
     outputs, unembedding = outputs.detach(), unembedding.detach()
     p = _softmax(outputs @ unembedding)
     wide = unembedding.to(p.dtype)
@@ -140,7 +140,7 @@ def unembedded_cross_entropy_root(
 
 
 def _counted(outputs: Tensor, unembedding: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-    """Which tokens count, if outputs, unembedding and labels fit each other."""
+    """Which tokens count. Check that outputs, unembedding and labels fit."""
     alike({"outputs": outputs, "unembedding": unembedding})
     if outputs.ndim < 2 or unembedding.ndim != 2:
         raise CurvlensError(
@@ -149,7 +149,7 @@ def _counted(outputs: Tensor, unembedding: Tensor, labels: Tensor, ignore_index:
         )
     (d, classes), width = unembedding.shape, outputs.shape[-1]
     if d != width:
-        fix = "nn.Linear stores (classes, d): give its weight.T." if classes == width else "Their d has to be equal."
+        fix = "nn.Linear stores (classes, d): give its weight.T." if classes == width else "Their d must be equal."
         raise CurvlensError(
             f"unembedding has shape {(d, classes)}, expected ({width}, classes) for outputs of shape "
             f"{tuple(outputs.shape)}. {fix}"

@@ -1,14 +1,14 @@
-"""Central moments of the keys under the rows of an attention matrix (Definition 3.1), also where attention saturates.
+"""Central moments of the keys under the rows of an attention matrix (Definition 3.1), accurate for saturated rows too.
 
 Row i of A is a distribution over tokens; m_i = Σ_j A_ij x_j is its mean, M2_i its covariance, M3_i its third central
 moment. They are the first three derivatives of the row's potential Φ_i(κ) = log Σ_j exp(x_jᵀκ + mask_ij)
 (`docs/explanation/math.md`, "Attention"). The Hessian of attention needs M3 only contracted with a vector, and never
 builds it.
 
-Where a row is nearly one-hot, E[xxᵀ] − m mᵀ is a difference of two numbers of size 1 for a result of size 1 − max A.
-Here m − r is summed first, with the token r = x_j* of the largest weight: the sum Σ_j A_ij (x_j − r) has no term of j*.
-Moments are then sums of products of the deviations x_j − m = (x_j − r) − (m − r): every number is a sum of terms of its
-own size, and as exact as A's small entries.
+If a row is nearly one-hot, E[xxᵀ] − m mᵀ is a difference of two numbers of size 1 with a result of size 1 − max A.
+So m − r is summed first, with the token r = x_j* of the largest weight: in Σ_j A_ij (x_j − r) the term of j* is zero.
+Moments are sums of products of the deviations x_j − m = (x_j − r) − (m − r). Every number is then a sum of terms of its
+own size, and as accurate as the small entries of A.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from curvlens.calculus.softmax import jacobian, second_derivative
 from curvlens.calculus.vec import commutation, identity, khatri_rao, kron, vec
 
 CHUNK = 1 << 18
-"""Numbers of a chunk of differences of tokens, one for every pair of a row and a token: 2 MB in float64."""
+"""Numbers in a chunk of token differences, one for every pair of a row and a token: 2 MB in float64."""
 
 
 class Moments(NamedTuple):
@@ -40,7 +40,7 @@ class Moments(NamedTuple):
 
 
 def _largest(a: Tensor, x: Tensor) -> Tensor:
-    """The tokens r where rows of A are largest, for x (…, k, d); of an empty row it is any of them."""
+    """The token r with the largest weight for each row of A, for x (…, k, d); any token for an empty row."""
     top = a.argmax(-1, keepdim=True)
     return x.gather(-2, top.expand(*top.shape[:-1], x.shape[-1]))
 
@@ -48,7 +48,7 @@ def _largest(a: Tensor, x: Tensor) -> Tensor:
 def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"]) -> Moments:
     """M1, M2 and M3 of every row, by their definition, Σ_j A_ij (x_j − m_i)^{⊗n}.
 
-    M3 has l·d³ numbers. For the Hessian of attention `contracted` is what is needed.
+    M3 has l·d³ numbers. The Hessian of attention uses `contracted` instead.
     """
     x = x.expand(*attention.shape[:-2], *x.shape[-2:])
     y = deviations(attention, x)
@@ -59,15 +59,15 @@ def moments(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k 
 
 
 def deviations(attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*batch k d"]) -> Float[Tensor, "*batch l k d"]:
-    """x_j − m_i for every row i and token j; what is small is a difference of small numbers."""
+    """x_j − m_i for every row i and token j. Small results are differences of small numbers."""
     z = x[..., None, :, :] - _largest(attention, x)[..., :, None, :]
-    if 2 * largest(x) > torch.finfo(x.dtype).max:  # from a token that the row does not see it may be infinite
+    if 2 * largest(x) > torch.finfo(x.dtype).max:  # the difference to a token that the row does not see may overflow
         z = z.where(attention[..., None] > 0, 0.0)
     return z - attention.unsqueeze(-2) @ z
 
 
 class Contracted(NamedTuple):
-    """What the Hessian of attention needs of the moments, a row of A each."""
+    """The moments that the Hessian of attention needs, for every row of A."""
 
     mean: Float[Tensor, "*batch l d"]
     """m = M1."""
@@ -82,7 +82,7 @@ class Contracted(NamedTuple):
 def contracted(
     attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"], u: Float[Tensor, "*batch l d"]
 ) -> Contracted:
-    """M1, M2, M2 u and M3 contracted with u, for a vector u_i a row (u_i = W_V g_i in the Hessian of attention)."""
+    """M1, M2, M2 u and M3 contracted with u, for one vector u_i per row (u_i = W_V g_i in the Hessian of attention)."""
     lead, (k, d) = attention.shape[:-1], x.shape[-2:]
     a, x = attention.reshape(-1, lead[-1], k), x.expand(*lead[:-1], k, d).reshape(-1, k, d)
     found = (torch.bmm(a, x).flatten(0, 1), *contracted_rows(a, x, u.reshape(-1, lead[-1], d)))
@@ -92,7 +92,7 @@ def contracted(
 def contracted_rows(
     attention: Float[Tensor, "s l k"], x: Float[Tensor, "s k d"], u: Float[Tensor, "s l d"], tau: float = 1.0
 ) -> tuple[Float[Tensor, "n d d"], Float[Tensor, "n d"], Float[Tensor, "n d d"]]:
-    """τ M2, M2 u and τ² G of the rows of all samples, one behind the other: a κ comes with a factor τ."""
+    """τ M2, M2 u and τ² G of the rows of all samples, concatenated: each κ contributes a factor τ."""
     r = _largest(attention, x)
     samples, rows, k = attention.shape
     chunks = _chunks(samples, rows, k * x.shape[2])
@@ -104,23 +104,23 @@ def contracted_rows(
 
 
 def _chunks(samples: int, rows: int, each: int) -> list[tuple[slice, slice]]:
-    """Some samples at a time, or some rows of one, with ``each`` numbers a row."""
+    """Slices of some samples, or of some rows of one sample, with ``each`` numbers in a row."""
     step = max(1, CHUNK // (rows * each))
     tall = rows if step > 1 else max(1, CHUNK // each)
     return [(slice(i, i + step), slice(j, j + tall)) for i in range(0, samples, step) for j in range(0, rows, tall)]
 
 
 def _about(a: Tensor, x: Tensor, r: Tensor, u: Tensor, tau: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of some rows (n, l), one behind the other, from A (n, l, k) and the tokens r.
+    """The contracted moments of some rows (n, l), concatenated, from A (n, l, k) and the tokens r.
 
-    Nothing that is large cancels: neither a common offset of the tokens, nor one of those that a row attends to.
+    No large numbers cancel: neither a common offset of all tokens, nor one of the tokens that a row attends to.
     """
     z = (x.unsqueeze(1) - r.unsqueeze(2)).flatten(0, 1)
     a, u = a.flatten(0, 1).unsqueeze(-1), u.flatten(0, 1).unsqueeze(-1)
     y, w, p = _first_order(a, z, u)
-    if not math.isfinite(float(p.sum())):  # tokens that a row does not see may be of any size
+    if not math.isfinite(float(p.sum())):  # tokens that a row does not see may have any size
         y, w, p = _first_order(a, z.where(a > 0, 0.0), u)
-    # scaled last: weights may be the smallest numbers that a dtype has
+    # scaled last: weights may be the smallest numbers of their dtype
     second, third = torch.bmm((a * y).mT, y).mul_(tau), torch.bmm((w * y).mT, y).mul_(tau**2)
     return second, p.squeeze(1), third
 
@@ -135,9 +135,9 @@ def _first_order(a: Tensor, z: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tenso
 def from_origin(
     attention: Float[Tensor, "*batch l k"], x: Float[Tensor, "*#batch k d"]
 ) -> tuple[Float[Tensor, "*batch 1 d"], Float[Tensor, "*batch k d"]]:
-    """The median of the tokens that any row sees, entry by entry, and the tokens from there; those unseen are 0.
+    """The median of the tokens that some row sees, entry by entry, and the tokens minus it; unseen tokens become 0.
 
-    Padding, or a token that is masked, may be of any size: it must not move the others, also where it sees itself.
+    Padding or a masked token may have any size. It must not affect the others, even if it sees itself.
     """
     seen = attention.amax(-2, keepdim=True)
     if float(seen.min()) > 0:
@@ -149,7 +149,7 @@ def from_origin(
 
 
 def uncentred(x: Float[Tensor, "*batch k d"], allowed: Float[Tensor, "*batch l k"]) -> Float[Tensor, "*batch l d d"]:
-    """Ξ_i = Σ_j allowed_ij x_j x_jᵀ, which stands in the place of M2 where attention is linear."""
+    """Ξ_i = Σ_j allowed_ij x_j x_jᵀ, which replaces M2 for linear attention."""
     d = x.shape[-1]
     squares = (x[..., :, :, None] * x[..., :, None, :]).flatten(-2)
     return (allowed @ squares).reshape(*allowed.shape[:-1], d, d)

@@ -6,7 +6,7 @@ A token x ∈ ℝ^d. C = I − 11ᵀ/d for LayerNorm, I for RMSNorm; c = C x, s 
     ∂n/∂x = (C − n nᵀ/d)/s,
     K = Σ_b g_b ∂²y_b/∂x² = −(p nᵀ + n pᵀ + θ (C − 3 n nᵀ/d))/(d s²),   p = C(γ∘g),  θ = pᵀ n.
 
-n is computed from x less its mean, so that a large common offset does not cancel in what follows.
+n is computed from x minus its mean, so that a large common offset does not cause cancellation later.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Tokens_ = Float[Tensor, "*batch d"]
 Vector = Float[Tensor, " d"]
 
 SHARP = 2 / 3**0.5
-"""‖K‖₂ ≤ SHARP ‖C(γ∘g)‖/(√d s²), and no smaller constant does."""
+"""‖K‖₂ ≤ SHARP ‖C(γ∘g)‖/(√d s²); the constant is the smallest possible."""
 
 
 class Normed(NamedTuple):
-    """What a norm makes of tokens (…, d)."""
+    """The result of a norm for tokens (…, d)."""
 
     n: Tokens_
     """The normalised tokens."""
     s: Float[Tensor, "*batch 1"]
-    """What they were divided by."""
+    """The number that each token was divided by."""
     gap: Float[Tensor, "*batch 1"]
     """ε/s² = 1 − ρ², with ρ² = ‖n‖²/d."""
 
@@ -57,10 +57,10 @@ def normed(x: Tokens_, *, eps: float = 1e-5, kind: Kind = "layer") -> Normed:
 
 
 def centred(v: Tokens_, kind: Kind) -> Tokens_:
-    """C v: less its mean for LayerNorm, v itself for RMSNorm."""
+    """C v: v minus its mean for LayerNorm, v itself for RMSNorm."""
     if kind == "rms":
         return v
-    v = v - v[..., :1]  # a large common offset goes first, without rounding
+    v = v - v[..., :1]  # removes a large common offset without rounding
     return v.sub_(v.mean(-1, keepdim=True))
 
 
@@ -100,7 +100,7 @@ def _plain_jacobian(found: Normed, kind: Kind) -> Tensor:
 
 
 def _lonely(d: int, kind: Kind) -> bool:
-    """Whether n is the only direction there is: then C − n nᵀ/d is (1 − ρ²) C, and would be all cancellation."""
+    """Whether C has rank 1. Then C − n nᵀ/d equals (1 − ρ²) C, and the difference would cancel."""
     return d == (2 if kind == "layer" else 1)
 
 
@@ -165,10 +165,10 @@ def spectrum(
     theta, s2, d = theta.squeeze(-1), found.s.squeeze(-1).square(), found.n.shape[-1]
     size = found.n.norm(dim=-1)
     unit = found.n / found.n.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
-    unit = unit / torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp(min=1.0)  # 0 for a token of no variance
+    unit = unit / torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp(min=1.0)  # 0 for a token without variance
     along = (p * unit).sum(-1, keepdim=True)
-    q = torch.linalg.vector_norm(centred(p, kind) - along * unit, dim=-1)  # the part of p across n
-    free = d - (1 if kind == "layer" else 0)  # dimensions in which K acts
+    q = torch.linalg.vector_norm(centred(p, kind) - along * unit, dim=-1)  # the part of p orthogonal to n
+    free = d - (1 if kind == "layer" else 0)  # the rank of C
     constant = [torch.zeros_like(theta)] if kind == "layer" else []
     corner = 3 * theta * found.gap.squeeze(-1)
     if free == 0:
@@ -218,19 +218,19 @@ def hessian(
     wrt: str | None = None,
     reduction: str = "mean",
 ) -> RowwiseHessian:
-    """The Hessian of a loss behind a norm, with respect to its scale γ, its shift β and the tokens.
+    """The Hessian of a loss of a norm's output, with respect to its scale γ, its shift β and the tokens.
 
     Args:
         X: Tokens (…, L, d). Leading axes are samples.
-        scale: γ, (d,); None for ones, which then are no variable.
-        shift: β, (d,); None for zeros, which then are no variable.
+        scale: γ, (d,); None for ones, which are no variable.
+        shift: β, (d,); None for zeros, which are no variable.
         target: Y (…, L, d), for the square loss ‖y − Y‖²/(L d).
         grad: For any other loss, ∂ℓ/∂y of each sample, (…, L, d).
-        curvature: And its second derivative at every token, as in `curvlens.calculus.attention.hessian`.
+        curvature: For that loss, the second derivative at every token, as in `curvlens.calculus.attention.hessian`.
         eps: ε.
         kind: "layer" or "rms".
-        wrt: Words of what to differentiate by: ``scale``, ``shift``, ``X``; those that are not given are left out. None
-            for scale and shift, or X if neither is given.
+        wrt: The variables as words: ``scale``, ``shift``, ``X``; names that were not given are left out. None means
+            scale and shift, or X if neither is given.
         reduction: "mean" over the samples, or "sum".
 
     >>> H = hessian(torch.eye(2, 3), torch.ones(3), torch.zeros(3), torch.zeros(2, 3), wrt="scale shift X")
@@ -248,11 +248,11 @@ def hessian(
     known = [name for name in ("scale", "shift", "X") if given[name] is not None]
     words = (["scale", "shift"] if len(known) > 1 else ["X"]) if wrt is None else wrt.split()
     if not words or any(word not in ("scale", "shift", "X") for word in words):
-        raise CurvlensError(f"wrt={wrt!r}; it is made of the words scale, shift and X, as in 'scale X'.")
+        raise CurvlensError(f"wrt={wrt!r}, expected words among scale, shift and X, as in 'scale X'.")
     wanted = [name for name in known if name in words]
     if not wanted:
         raise CurvlensError(f"wrt={wrt!r}, but none of these was given.")
-    x = X.detach().clone().reshape(-1, X.shape[-2], d)  # what changes later is not ours
+    x = X.detach().clone().reshape(-1, X.shape[-2], d)  # later writes must not matter
     gamma = None if scale is None else scale.detach().clone()
     beta = None if shift is None else shift.detach().clone()
     outputs = Outputs(lambda: forward(x, gamma, beta, eps=eps, kind=kind), tuple(x.shape), X.shape[:-2], x)  # type: ignore[arg-type]
@@ -278,7 +278,7 @@ def hessian(
 
 
 def require_fit(x: Any, scale: Any = None, shift: Any = None, **directions: Any) -> None:
-    """Tokens (…, d), vectors (d,), and directions of the shape of the tokens."""
+    """Check that tokens are (…, d), vectors (d,), and directions have the shape of the tokens."""
     given = {"x": x, "scale": scale, "shift": shift, **directions}
     given = {name: tensor for name, tensor in given.items() if tensor is not None or name not in ("scale", "shift")}
     of_one_kind(given)
@@ -297,8 +297,8 @@ def require_fit(x: Any, scale: Any = None, shift: Any = None, **directions: Any)
 
 
 def check(kind: str, eps: float) -> None:
-    """Whether there is such a norm."""
+    """Check the kind and the ε of a norm."""
     if kind not in ("layer", "rms"):
-        raise CurvlensError(f"kind={kind!r}; there are 'layer' and 'rms'.")
+        raise CurvlensError(f"kind={kind!r}, expected 'layer' or 'rms'.")
     if not eps >= 0:
-        raise CurvlensError(f"eps={eps}; it is added to a variance and has to be 0 or more.")
+        raise CurvlensError(f"eps={eps}, expected 0 or more: it is added to a variance.")

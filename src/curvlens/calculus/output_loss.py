@@ -1,4 +1,4 @@
-"""A loss behind a layer, as the Hessian of the layer sees it: gradient and curvature at every output token."""
+"""The loss of a layer's output, as the Hessian of the layer needs it: gradient and curvature at every output token."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from curvlens.errors import CurvlensError, a_kind
 
 
 class OutputLoss(NamedTuple):
-    """What the Hessian needs of the loss: gradient and curvature at every output token, scaled by the reduction."""
+    """Gradient and curvature of the loss at every output token, scaled by the reduction."""
 
     gradient: Tensor
     """g, (B, L, d_out)."""
     outer: OutputCurvature
     """S of the Gauss–Newton part, (B, L, d_out, d_out) or a number."""
     rest: OutputCurvature
-    """What else of S there is: the curvature of what follows, which belongs to the functional part."""
+    """The rest of S: the curvature of later layers, which belongs to the functional part."""
 
     def copy(self) -> OutputLoss:
-        """The same with tensors of its own."""
+        """A copy with tensors of its own."""
         return OutputLoss(self.gradient.clone(), copied(self.outer), copied(self.rest))
 
 
 class Outputs(NamedTuple):
-    """What a layer puts out: a way to compute it, its shape (B, L, d_out), and that of the samples as given."""
+    """The output of a layer: a function that computes it, its shape (B, L, d_out), and the samples' original shape."""
 
     compute: Callable[[], Tensor]
     shape: tuple[int, int, int]
     batch: Sequence[int]
     like: Tensor
-    """A tensor of the layer: the loss has to be of its dtype and on its device."""
+    """A tensor of the layer. The loss must have its dtype and device."""
     heads: int = 1
-    """Of attention, whose outputs add up."""
+    """The number of attention heads, whose outputs add up."""
 
 
 def output_loss(of: Outputs, target: Any, grad: Any, curvature: Any, reduction: str) -> OutputLoss:
-    """Square loss with a target, or any loss by its gradient and curvature at the output."""
+    """The square loss for a target, or any loss given by its gradient and curvature at the output."""
     samples, length, width = of.shape
     shape = (*of.batch, length, width)
     scale = {"mean": 1 / samples, "sum": 1.0}.get(reduction)
     if scale is None:
-        raise CurvlensError(f"reduction={reduction!r}; there are 'mean' (over the samples) and 'sum'.")
+        raise CurvlensError(f"reduction={reduction!r}, expected 'mean' (over the samples) or 'sum'.")
     if (target is None) == (grad is None):
         given = "both target and grad" if target is not None else "neither target nor grad"
         raise CurvlensError(f"Got {given}: give target= for the square loss, or grad= and curvature= of another.")
@@ -71,7 +71,7 @@ def output_loss(of: Outputs, target: Any, grad: Any, curvature: Any, reduction: 
     if isinstance(curvature, (tuple, list)) and len(curvature) != 2:
         raise CurvlensError(f"curvature is one, or a pair (gauss_newton, rest); {len(curvature)} given.")
     outer, rest = curvature if isinstance(curvature, (tuple, list)) else (curvature, 0.0)
-    # rounding is judged by the larger of a pair: the rest may be a difference of two that are equal
+    # rounding is judged by the larger of a pair: the rest may be a difference of two equal numbers
     size = max(_size(part) for part in (outer, rest))
     named = (("curvature", outer), ("curvature[1]", rest))
     parts = [_curvature(name, part, shape, of, scale, size) for name, part in named]
@@ -79,11 +79,11 @@ def output_loss(of: Outputs, target: Any, grad: Any, curvature: Any, reduction: 
 
 
 def _size(part: Any) -> float:
-    """The size of the largest entry of a curvature, whatever it is given by."""
+    """The size of the largest entry of a curvature in any form."""
     if isinstance(part, Root):
         return _size(part.R) ** 2 * (part.R.shape[-1] if isinstance(part.R, Tensor) and part.R.ndim else 1)
     if isinstance(part, Tensor) and part.is_floating_point() and part.numel():
-        return 0.0 if part.layout != torch.strided or part.is_meta else largest(part)  # refused later
+        return 0.0 if part.layout != torch.strided or part.is_meta else largest(part)  # raises an error later
     return abs(float(part)) if isinstance(part, (int, float)) else 0.0
 
 
@@ -96,7 +96,7 @@ def _curvature(
         return scale * given
     if isinstance(given, Root):
         if not isinstance(given.R, Tensor) or not given.R.ndim:
-            raise CurvlensError(f"the root of {name} has to have the shape {(*shape, 'r')}, for any r.")
+            raise CurvlensError(f"the root of {name} must have the shape {(*shape, 'r')}, for any r.")
         columns = given.R.shape[-1]
         _fits(f"the root of {name}", given.R, (*shape, columns), of)
         return Root(scale**0.5 * given.R.detach().reshape(*of.shape, columns))
@@ -121,7 +121,7 @@ def _fits(name: str, given: Any, shape: tuple[int, ...], of: Outputs, *, finite:
         hint = " A root R of it is given as attention.Root(R)." if root else ""
         if isinstance(given, Tensor) and of.heads > 1 and tuple(given.shape) == (*shape[:-1], of.heads * shape[-1]):
             hint = " Outputs of heads add up; where they are concatenated, give WV=(down, up) with up (heads, r, d)."
-        raise CurvlensError(f"{name} has to have the shape {shape}, {what}; got {got}.{hint}")
+        raise CurvlensError(f"{name} must have the shape {shape}, {what}; got {got}.{hint}")
     of_one_kind({"X": of.like, name: given})
     if finite:
         require_finite(name, given)

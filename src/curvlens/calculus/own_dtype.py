@@ -1,4 +1,4 @@
-"""Calculating in the dtype of the tensors that were given, at most once."""
+"""Decorators: compute in the dtype of the given tensors, and compute a property only once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def in_own_dtype(function: Callable[P, R]) -> Callable[P, R]:
-    """Calculate in the dtype of the tensors, also where the caller has autocast on: it would round every product."""
+    """Compute in the dtype of the tensors even if the caller uses autocast, which would round every product."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -26,9 +26,9 @@ def in_own_dtype(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class calculated(Generic[R]):  # noqa: N801  (it is used as a decorator)
-    """A property that is calculated at its first use, in the dtype of its tensors, and kept.
+    """A property that is computed at its first use, in the dtype of its tensors, and then cached.
 
-    In Python 3.11 a `functools.cached_property` holds a lock meanwhile, which takes as long as a small product.
+    In Python 3.11 `functools.cached_property` takes a lock, which costs as much time as a small product.
     """
 
     def __init__(self, function: Callable[[Any], R]) -> None:
@@ -39,7 +39,7 @@ class calculated(Generic[R]):  # noqa: N801  (it is used as a decorator)
         self._name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> R:
-        if instance is None:  # asked of the class, as documentation does
+        if instance is None:  # accessed on the class, as documentation tools do
             return self  # type: ignore[return-value]
         found = instance.__dict__[self._name] = self._calculate(instance)
         return found

@@ -1,4 +1,4 @@
-"""Whether there is memory for what is asked for."""
+"""Checks whether there is enough memory for a result."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from curvlens.errors import CurvlensError
 from curvlens.memory import available_bytes, readable
 
 SMALL = 1 << 26
-"""Bytes for which it is not worth asking whether there is room."""
+"""Bytes up to which the free memory is not checked."""
 
 
 def require_room(numbers: int, like: Tensor, what: str, instead: str) -> None:
-    """Refuse what does not fit the memory that is free, and say its size."""
+    """Raise an error with the size if this many numbers do not fit into the free memory."""
     needed = numbers * like.dtype.itemsize
     if needed < SMALL:
         return

@@ -1,8 +1,8 @@
-"""Layers that act on every token by itself: the Hessian of a loss behind them, as sums over tokens.
+"""Layers that act on every token separately: the Hessian of a loss of their output, as sums over tokens.
 
-The Jacobian of a token's output f_n by one weight matrix is a vector times a matrix, ∂f_n/∂W[a, d] = u_n[a] M_n[d]; by
-the tokens themselves u_n is a unit vector. An outer block is Σ_n u_n w_n (M_n S_n M'_nᵀ), and the functional blocks are
-of the same kind (`docs/explanation/math.md`, "Feed-forward" and "Norms").
+The Jacobian of a token's output f_n by one weight matrix is a vector times a matrix, ∂f_n/∂W[a, d] = u_n[a] M_n[d]. For
+the tokens themselves u_n is a unit vector. An outer block is Σ_n u_n w_n (M_n S_n M'_nᵀ), and functional blocks have
+the same form (`docs/explanation/math.md`, "Feed-forward" and "Norms").
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.curvature import OutputCurvature, Root, flat, is_zero, plus
@@ -20,7 +21,7 @@ from curvlens.calculus.output_loss import OutputLoss
 from curvlens.calculus.terms import Pair, Term, Tokens, factored
 
 Functional = Callable[[str, str], list[Term]]
-"""The functional terms of the block of two names, the first not after the second."""
+"""The functional terms of the block of two names; the second does not come before the first."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Slot:
     u: Tensor
     """(N, rows)."""
     jacobian: Tensor | None
-    """M, (N, columns, d_out); (columns, d_out) if it is the same for all tokens; None for the identity."""
+    """M, (N, columns, d_out); (columns, d_out) if it is equal for all tokens; None for the identity."""
 
 
 class RowwiseHessian(Split):
-    """H = outer + functional of a loss behind a layer that acts on every token by itself.
+    """H = outer + functional for a loss of the output of a layer that acts on every token separately.
 
     ``.outer``, ``.functional`` and ``.total`` are `Form`s: ``H.outer["up", "down"]`` is a block, ``H.total.dense()``
     the whole.
@@ -56,7 +57,7 @@ class RowwiseHessian(Split):
 
     @cached_property
     def functional(self) -> Form:
-        """⟨g, ∂²f⟩, and what else of the curvature there is."""
+        """⟨g, ∂²f⟩, plus the part of the curvature that is not Gauss–Newton."""
         return self._make(self._rest, self._functional, "Functional part of the Hessian")
 
     @cached_property
@@ -81,7 +82,7 @@ def _sandwich(one: Slot, other: Slot, curvature: OutputCurvature) -> list[Term]:
     left, right = one.jacobian, other.jacobian
     if isinstance(curvature, float):
         middle = left if right is None else right.mT if left is None else left @ right.mT
-        if middle is None or middle.ndim == 2:  # the same for all tokens
+        if middle is None or middle.ndim == 2:  # equal for all tokens
             return [Pair((curvature * one.u).mT @ other.u, middle, "ac", "de", one.shape[1])]
         return [Tokens(one.u, other.u, curvature * middle, "a", "c", "de", one is other)]
     if isinstance(curvature, Root):
@@ -92,6 +93,6 @@ def _sandwich(one: Slot, other: Slot, curvature: OutputCurvature) -> list[Term]:
     return [Tokens(one.u, other.u, start if right is None else start @ right.mT, "a", "c", "de", one is other)]
 
 
-def units(tokens: Tensor) -> Tensor:
-    """e_n, (N, N): what stands for u_n where the tokens are the variables."""
+def units(tokens: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+    """The unit vectors e_n, (N, N): u_n if the tokens are the variables."""
     return torch.eye(len(tokens), dtype=tokens.dtype, device=tokens.device)

@@ -11,10 +11,9 @@ the spectrum is +μ and −μ, each d_K − 1 times (the bulk), and the three ei
 
     [[ψ_VV, ψ_Vt a, ψ_Vt b], [·, ψ_tt a² + μ, ψ_tt a b], [·, ·, ψ_tt b² − μ]]
 
-(the outliers; `docs/explanation/math.md`, "Scalar attention"). The Gauss–Newton matrix has rank 2 at most. Scaling (s
-w_Q, w_K/s)
-changes neither the loss nor the bulk; P² = a² + b² = (‖w_Q‖² + ‖w_K‖²)/d_K is least at equal norms, and the outliers
-grow with it.
+(the outliers; `docs/explanation/math.md`, "Scalar attention"). The Gauss–Newton matrix has rank 2 at most. Scaling
+(s w_Q, w_K/s) changes neither the loss nor the bulk; P² = a² + b² = (‖w_Q‖² + ‖w_K‖²)/d_K is smallest for equal norms,
+and the outliers grow with it.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class ScalarSpectrum:
 
     bulk: Bulk
     outliers: Tensor
-    """The three others, ascending."""
+    """The three other eigenvalues, ascending."""
     ggn_outliers: Tensor
-    """The two that may be non-zero, ascending."""
+    """The two eigenvalues that may be non-zero, ascending."""
     outlier_vectors: Tensor
     """(2 d_K + 1, 3)."""
     bulk_vectors: Tensor
@@ -106,17 +105,17 @@ def spectrum(
     mask: str | Bool[Tensor, "l l"] | None = None,
     sink: float = 0.0,
 ) -> ScalarSpectrum:
-    """The spectrum of the Hessian by (w_Q, w_K, w_V).
+    """The spectrum of the Hessian with respect to (w_Q, w_K, w_V).
 
     Args:
         x: Tokens, scalars; leading axes are samples.
         w_Q: Query weights.
         w_K: Key weights.
         w_V: Value weight.
-        y: Targets, of the shape of x.
-        bias: Added to the scores; anything that does not depend on the weights. −∞ where a token may not attend.
+        y: Targets, with the shape of x.
+        bias: Added to the scores; anything that does not depend on the weights. −∞ if a token may not attend.
         mask: None, "causal" or a boolean tensor, True where a token may attend.
-        sink: A further bias towards the first token: an attention sink.
+        sink: Another bias, towards the first token: an attention sink.
     """
     w_V, sink = _number("w_V", w_V), _number("sink", sink)
     _check(x, w_Q, w_K, y, bias, mask)
@@ -131,7 +130,7 @@ def spectrum(
     if mask is not None:
         allowed &= torch.ones_like(allowed).tril() if isinstance(mask, str) else mask
     attention = softmax(scores, allowed)
-    # about the token with the largest weight, as in `curvlens.calculus.moments`
+    # relative to the token with the largest weight, as in `curvlens.calculus.moments`
     r = x.gather(1, attention.argmax(-1))
     apart = x[:, None, :] - r[:, :, None]
     shift = (attention * apart).sum(-1)
@@ -152,7 +151,7 @@ def spectrum(
     small = torch.stack([o_vv, psi_vt * a, psi_vt * b, psi_vt * a, psi_tt * a * a + mu, psi_tt * a * b])
     matrix = torch.cat([small, torch.stack([psi_vt * b, psi_tt * a * b, psi_tt * b * b - mu])]).view(3, 3)
     outliers, inside = torch.linalg.eigh(matrix)
-    basis_plus, basis_minus = _basis(plus), _basis(minus)  # first column along the vector, the rest across
+    basis_plus, basis_minus = _basis(plus), _basis(minus)  # first column along the vector, the rest orthogonal to it
     half = 0.5**0.5
     wide = torch.zeros(2 * d_k + 1, 3, dtype=x.dtype, device=x.device)
     wide[-1, 0] = 1
@@ -190,11 +189,11 @@ def _check(x: Tensor, w_Q: Tensor, w_K: Tensor, y: Tensor, bias: Tensor | None, 
                 f"of queries and keys are vectors. Give {name}.flatten()."
             )
     if w_Q.shape != w_K.shape:
-        raise CurvlensError(f"w_Q has {w_Q.numel()} entries, w_K has {w_K.numel()}: they have to be equal.")
+        raise CurvlensError(f"w_Q has {w_Q.numel()} entries, w_K has {w_K.numel()}: they must be equal.")
     if not x.ndim:
         raise CurvlensError("x is a single number, expected (…, tokens): give x[None] for one token.")
     if y.shape != x.shape:
-        raise CurvlensError(f"y has shape {tuple(y.shape)}, x has {tuple(x.shape)}: they have to be equal.")
+        raise CurvlensError(f"y has shape {tuple(y.shape)}, x has {tuple(x.shape)}: they must be equal.")
     square = (x.shape[-1], x.shape[-1])
     if bias is not None and (not isinstance(bias, Tensor) or tuple(bias.shape) != square):
         given = f"shape {tuple(bias.shape)}" if isinstance(bias, Tensor) else f"type {type(bias).__name__}"
@@ -206,11 +205,11 @@ def _check(x: Tensor, w_Q: Tensor, w_K: Tensor, y: Tensor, bias: Tensor | None, 
                 "where attended. A float mask that is added to the scores goes into bias=."
             )
     elif mask not in (None, "causal"):
-        raise CurvlensError(f"mask={mask!r}; there are None, 'causal' and a boolean tensor, True where attended.")
+        raise CurvlensError(f"mask={mask!r}, expected None, 'causal' or a boolean tensor, True where attended.")
 
 
 def _number(name: str, given: float | Tensor) -> float:
-    """One finite number, as a float."""
+    """One finite number as a float."""
     try:
         number = float(given)
     except (TypeError, ValueError, RuntimeError):
@@ -224,7 +223,7 @@ def _basis(vector: Tensor) -> Tensor:
     """An orthonormal basis whose first column lies along the vector (along the first axis, if it is zero)."""
     n = vector.shape[0]
     first = vector / vector.norm() if vector.norm() > 0 else torch.eye(n, dtype=vector.dtype, device=vector.device)[0]
-    # a Householder reflection takes the first axis to the vector
+    # a Householder reflection maps the first axis to the vector
     sign = 1.0 if first[0] <= 0 else -1.0
     u = first.clone()
     u[0] -= sign

@@ -1,11 +1,11 @@
 """The softmax of rows, its first and second derivative (Lemmas B.1 and C.1).
 
-One row a = softmax(t) has ∂a/∂t = diag a − a aᵀ and ∂²a_j/∂t² = a_j ((e_j − a)(e_j − a)ᵀ − diag a + a aᵀ). What a loss
-needs of the second derivative is its contraction with a cotangent λ at a: with w = a∘(λ − ⟨a, λ⟩), the gradient at t,
+One row a = softmax(t) has ∂a/∂t = diag a − a aᵀ and ∂²a_j/∂t² = a_j ((e_j − a)(e_j − a)ᵀ − diag a + a aᵀ). A loss needs
+the second derivative contracted with a cotangent λ at a. With w = a∘(λ − ⟨a, λ⟩), the gradient at t, it is
 
     Σ_j λ_j ∂²a_j/∂t² = diag w − a wᵀ − w aᵀ .
 
-A row in which nothing may be attended to is zero, and so are its derivatives.
+A row without any allowed entry is zero, and so are its derivatives.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def second_rows(a: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k k k"]:
 
 
 def gradient_rows(a: Float[Tensor, "*batch k"], cotangent: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:
-    """w = (∂a/∂t) λ = a∘(λ − ⟨a, λ⟩): ∂a/∂t applied to a vector, which is its own transpose.
+    """w = (∂a/∂t) λ = a∘(λ − ⟨a, λ⟩): the symmetric ∂a/∂t applied to a vector.
 
-    λ is first shifted by its value at the largest entry of a, so that nothing cancels where a row is nearly one-hot:
-    the result is then as exact as the small entries of a are.
+    λ is first shifted by its value at the largest entry of a, so that nothing cancels if a row is nearly one-hot: the
+    result is as accurate as the small entries of a.
     """
     top = a.argmax(-1, keepdim=True)
     shifted = cotangent - cotangent.gather(-1, top)

@@ -1,4 +1,4 @@
-"""Whether tensors that were given are what a formula takes: real, finite, of one dtype and device."""
+"""Checks that tensors are what a formula needs: real, finite, of one dtype and device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from curvlens.errors import CurvlensError, a_kind
 
 
 def of_one_kind(tensors: dict[str, Any]) -> None:
-    """All are real floating tensors of one dtype and device."""
+    """Check that all are real floating tensors of one dtype and device."""
     first_name, first = next(iter(tensors.items()))
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
@@ -32,17 +32,17 @@ def of_one_kind(tensors: dict[str, Any]) -> None:
 
 
 def alike(tensors: dict[str, Any]) -> None:
-    """All are real floating tensors of one dtype and device, with finite numbers and nothing empty."""
+    """Check that all are real floating tensors of one dtype and device, finite and not empty."""
     of_one_kind(tensors)
     for name, tensor in tensors.items():
         require_finite(name, tensor)
 
 
 def require_finite(name: str, tensor: Tensor) -> None:
-    """It has numbers, and all of them are finite."""
+    """Check that a tensor is not empty and that all its numbers are finite."""
     if not tensor.numel():
         raise CurvlensError(f"{name} of shape {tuple(tensor.shape)} is empty.")
-    # a sum is finite only if all are: one pass, and no mask
+    # a sum is finite only if all terms are: one pass, and no mask
     if not math.isfinite(float(tensor.detach().sum())) and not tensor.isfinite().all():
         wrong = (~tensor.isfinite()).nonzero()
         first = ", ".join(str(i) for i in wrong[0].tolist())

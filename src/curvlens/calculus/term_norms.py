@@ -1,7 +1,7 @@
-"""Norms of sums of terms, without building the block they make up.
+"""Norms of sums of terms, without building the block.
 
-‖Σ_n u_n ⊗ w_n ⊗ P_n‖² = Σ_nm (u_n·u_m)(w_n·w_m)⟨P_n, P_m⟩: three Gram matrices of the tokens. Where there are more
-tokens than the block has rows it is less work to build the block in panels of rows, and to keep none of them.
+‖Σ_n u_n ⊗ w_n ⊗ P_n‖² = Σ_nm (u_n·u_m)(w_n·w_m)⟨P_n, P_m⟩: three Gram matrices of the tokens. With more tokens than the
+block has rows, it is less work to build the block in panels of rows and keep none of them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from curvlens.calculus.magnitude import largest
 from curvlens.calculus.terms import Diagonal, Factored, Given, Pair, Term, Tokens, merged
 
 CANCELLED = 1e-5
-"""Where tokens cancel to less than this, their inner products are rounding, and the block is built in panels."""
+"""If tokens cancel to less than this, their inner products are only rounding, and the block is built in panels."""
 ROUNDING = 1e3
-"""The same in units of a smaller dtype's rounding: there they are multiplied again in float64."""
+"""The same in units of rounding of a lower dtype: the products are then computed again in float64."""
 BELOW_RANDOM = 0.1
-"""In a smaller dtype also where they cancel to less than this of what they would at random: rounding is alike then."""
+"""In a lower dtype also if tokens cancel to less than this share of a random sum: rounding is systematic then."""
 CHUNK = 1 << 22
 """Numbers in one chunk of pairs of tokens: 32 MB in float64."""
 
 
 TINY, LARGE = 1e-280, 1e280
-"""Squares outside may have lost digits, or all of them, to the range of float64."""
+"""Squares outside of this range may have lost digits in float64, or all of them."""
 
 
 def norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:
-    """‖Σ terms‖_F without the block; where squares leave float64, of a block that is scaled, in panels."""
+    """‖Σ terms‖_F without the block. If squares leave the range of float64, from panels of the scaled block."""
     try:
         square = squared_norm(terms, shape)
     except OverflowError:
@@ -51,7 +51,7 @@ def norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:
 
 
 def _frobenius(matrix: Tensor) -> float:
-    """Of any size: entries are scaled first."""
+    """The Frobenius norm for entries of any size: they are scaled first."""
     most = largest(matrix)
     return most * float(vector_norm(matrix.double() / most)) if 0 < most < math.inf else most
 
@@ -65,7 +65,7 @@ def _panels(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> Iterator
 
 
 def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> float:
-    """‖Σ terms‖²_F without the block: by inner products of the terms, or by panels of rows where that is less work."""
+    """‖Σ terms‖²_F without the block: by inner products of the terms, or by panels of rows if that is less work."""
     terms = merged(gathered(terms))
     if not terms:
         return 0.0
@@ -90,7 +90,7 @@ def squared_norm(terms: Sequence[Term], shape: tuple[int, int, int, int]) -> flo
         )
         dtype, sizes = _dtype(terms[0]), torch.cat([_sizes(term) for term in terms])
         least = max(CANCELLED, ROUNDING * torch.finfo(dtype).eps) * float(sizes.sum()) ** 2
-        if dtype != torch.float64:  # the square would be that of the sizes if tokens were at random to each other
+        if dtype != torch.float64:  # tokens in random directions would give the sum of squared sizes
             least = max(least, BELOW_RANDOM * float(sizes.square().sum()))
         if square >= least or not math.isfinite(square):
             return square
@@ -119,7 +119,7 @@ def _double(term: Term) -> Term:
 
 
 def _sizes(term: Term) -> Tensor:
-    """Norms of which that of a term is at most the sum, (N,) or (1,): ‖u_n‖ ‖w_n‖ ‖P_n‖."""
+    """‖u_n‖ ‖w_n‖ ‖P_n‖, (N,) or (1,); their sum bounds the norm of the term."""
     if isinstance(term, Tokens):
         given = term.given
         u, w = (vector_norm(t, dim=1, dtype=torch.float64) for t in (term.u, term.w))
@@ -137,7 +137,7 @@ def _sizes(term: Term) -> Tensor:
 
 
 def gathered(terms: Sequence[Term]) -> list[Term]:
-    """The same terms, one token for all with equal vectors: at one place of a text the words are often the same."""
+    """The same terms with one token for all that have equal vectors: the first words of texts are often equal."""
     groups: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor] | None] = {}
     result: list[Term] = []
     for term in terms:
@@ -158,7 +158,7 @@ def gathered(terms: Sequence[Term]) -> list[Term]:
 
 
 def _groups(u: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Distinct pairs of vectors and the place of every token among them; None if all are distinct."""
+    """Distinct pairs of vectors and the index of every token among them; None if all are distinct."""
     vectors = u if u is w else torch.cat([u, w], 1)
     place = _row_numbers(vectors)
     first: dict[int, int] = {}
@@ -172,7 +172,7 @@ def _groups(u: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def inner_product(first: Term, second: Term) -> float:
-    """⟨first, second⟩, the sum over all entries of the product of two terms of one block."""
+    """⟨first, second⟩: the sum of the products of all entries of two terms of one block."""
     if isinstance(first, Tokens) and isinstance(second, Tokens):
         return _tokens(first, second)
     if isinstance(first, Diagonal) and isinstance(second, Diagonal):
@@ -188,7 +188,7 @@ def inner_product(first: Term, second: Term) -> float:
 
 
 def _pairs(first: Pair, second: Pair) -> float:
-    """⟨M ⊗ N, M' ⊗ N'⟩; two matrices at a time, so that nothing larger is held."""
+    """⟨M ⊗ N, M' ⊗ N'⟩; two matrices at a time, so that no larger tensor is held."""
     m, n = (first.on_first, first.first.double()), (first.on_second, first.matrix.double())
     a, b = (second.on_first, second.first.double()), (second.on_second, second.matrix.double())
     if set(m[0]) == set(b[0]):
@@ -200,7 +200,7 @@ def _pairs(first: Pair, second: Pair) -> float:
 
 
 def _tokens_and_pair(tokens: Tokens, pair: Pair) -> float:
-    """Σ_n ⟨u_n w_n P_n, M ⊗ N⟩; vectors first, so that nothing larger than P is held."""
+    """Σ_n ⟨u_n w_n P_n, M ⊗ N⟩; vectors first, so that no tensor larger than P is held."""
     m, n = (pair.on_first, pair.first.double()), (pair.on_second, pair.matrix.double())
     (on_u, u), (on_w, w) = (tokens.on_u, tokens.u.double()), (tokens.on_w, tokens.w.double())
     p = tokens.matrix.double()
@@ -228,7 +228,7 @@ def _sum(first: tuple[str, Tensor], second: tuple[str, Tensor]) -> float:
 
 
 def _tokens(first: Tokens, second: Tokens) -> float:
-    """Σ_nm of the inner products of token n of the first with token m of the second."""
+    """Σ_nm of the inner products of token n of the first with token m of the second term."""
     one, power = _scaled(first)
     other, also = (one, power) if second is first else _scaled(second)
     found = _sums(one, other)
@@ -250,13 +250,13 @@ def _sums(first: Tokens, second: Tokens) -> float:
         total = 0.0
         for start in range(0, count, step):
             some = slice(start, start + step)
-            if same:  # what is left of the diagonal is what is right of it
+            if same:  # symmetric: the part left of the diagonal equals the part right of it
                 after = slice(start + step, count)
                 total += _gram(first, some, second, some) + 2 * _gram(first, some, second, after)
             else:
                 total += _gram(first, some, second, slice(None))
         return total
-    # one vector axis is shared; the other vector of each lies on an axis of the other's matrix
+    # one vector axis is shared; the other vector of each term lies on an axis of the other term's matrix
     shared = ({first.on_u, first.on_w} & {second.on_u, second.on_w}).pop()
     u1, a = (first.u, first.on_u) if first.on_w == shared else (first.w, first.on_w)
     u2, b = (second.u, second.on_u) if second.on_w == shared else (second.w, second.on_w)
@@ -274,7 +274,7 @@ def _sums(first: Tokens, second: Tokens) -> float:
 
 
 def _packed(term: Tokens) -> Tokens:
-    """P_n by its upper triangle, with the same inner products."""
+    """P_n as its upper triangle, scaled to give the same inner products."""
     count, size, _ = term.given.shape
     rows, columns = torch.triu_indices(size, size, device=term.u.device)
     places = rows * size + columns
@@ -293,7 +293,7 @@ def _gram(first: Tokens, some: slice, second: Tokens, others: slice) -> float:
 
 
 def _scaled(term: Tokens) -> tuple[Tokens, int]:
-    """The term with entries of size 1, and the power of two that it lacks, where squares would leave the dtype."""
+    """The term scaled to entries of size 1, and the power of two that was taken out, if squares would overflow."""
     given = term.given
     parts = {"u": term.u, "w": term.w} | (
         {"left": given.left, "right": given.right} if isinstance(given, Factored) else {"given": given}
@@ -310,13 +310,13 @@ def _scaled(term: Tokens) -> tuple[Tokens, int]:
 
 
 def _over(part: Tensor, power: int) -> Tensor:
-    """A tensor over a power of two, in two steps: one alone may leave the dtype."""
+    """A tensor divided by a power of two, in two steps: a single step may overflow."""
     half = power // 2
     return part * 2.0**-half * 2.0 ** (half - power)
 
 
 def _row_numbers(rows: Tensor) -> list[int]:
-    """A number for every row (n, ·), counted from 0 in the order in which they come: equal rows have the same."""
+    """A number for every row (n, ·), counted from 0 in order of first appearance. Equal rows have the same number."""
     seen: dict[bytes, int] = {}
-    plain = rows.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # also of one column with any stride
+    plain = rows.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # works for one column of any stride
     return [seen.setdefault(row.tobytes(), len(seen)) for row in plain.cpu().numpy()]

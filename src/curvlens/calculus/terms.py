@@ -1,4 +1,4 @@
-"""Terms of which the blocks of a closed-form Hessian are made, and what can be read off them without building a block.
+"""The terms that the blocks of a closed-form Hessian consist of. Norms and products do not build the block.
 
 The block of two weight matrices has four axes, [a, d, c, e]: entry (a, d) of the first matrix, entry (c, e) of the
 second. Every block of `curvlens.calculus` is a sum of terms of three kinds:
@@ -7,9 +7,9 @@ second. Every block of `curvlens.calculus` is a sum of terms of three kinds:
     Diagonal:  Σ_n u_n[·] w_n[·] v_n[i] δ_ij   the same with a diagonal matrix
     Pair:      M[· ·] N[· ·]                   two matrices; N may be the identity δ
 
-Letters say which operand lies on which axis: ``Tokens(x, q, P, "a", "e", "dc")`` is Σ_n x_n[a] q_n[e] P_n[d, c]. A
-dense block is one matrix product of inner size N. Norms, diagonals and products with vectors need much less. Terms are
-not changed once they are made; to have that checked would take as long as the arithmetic of small ones.
+Letters tell the axis of each operand: ``Tokens(x, q, P, "a", "e", "dc")`` is Σ_n x_n[a] q_n[e] P_n[d, c]. A dense block
+is one matrix product of inner size N. Norms, diagonals and products with vectors need much less. Terms are never
+changed. This is not enforced: for small terms a check would take as long as the arithmetic.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.room import require_room
@@ -28,22 +29,22 @@ from curvlens.calculus.room import require_room
 AXES = "adce"
 TRANSPOSED = str.maketrans("adce", "cead")
 CHUNK = 1 << 20
-"""Numbers of a chunk of matrices that are built to be read once: 8 MB in float64."""
+"""Numbers in a chunk of matrices that are built, read once and overwritten: 8 MB in float64."""
 
 
 @dataclass(frozen=True)
 class Factored:
-    """Matrices P_n = L_n R_nᵀ by their factors, (N, ·, r) each: all of them would be the largest thing in memory."""
+    """Matrices P_n = L_n R_nᵀ given by their factors, (N, ·, r) each. All P_n would be the largest tensor in memory."""
 
     left: Tensor
     right: Tensor
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of P."""
+        """The shape of P."""
         return (self.left.shape[0], self.left.shape[1], self.right.shape[1])
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "n p q"]:
         """P."""
         require_room(
             math.prod(self.shape), self.left, "A matrix for every token", "Give fewer tokens or samples at a time."
@@ -51,7 +52,7 @@ class Factored:
         return self.left @ self.right.mT
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Some P_n at a time, in the same memory."""
+        """All P_n, some at a time, in a buffer that is reused."""
         count, height, width = self.shape
         step = max(1, min(count, CHUNK // (height * width)))
         space = torch.empty(step, height, width, dtype=self.left.dtype, device=self.left.device)
@@ -59,47 +60,47 @@ class Factored:
             some = slice(start, min(start + step, count))
             yield some, torch.bmm(self.left[some], self.right[some].mT, out=space[: some.stop - start])
 
-    def sizes(self) -> Tensor:
-        """‖P_n‖, (N,), in float64: squares of the factors would leave a smaller dtype."""
+    def sizes(self) -> Float[Tensor, " n"]:
+        """‖P_n‖, (N,), in float64: squares of the factors would overflow a lower dtype."""
         left, right = self.left.double(), self.right.double()
         squares = ((left.mT @ left) * (right.mT @ right)).flatten(1).sum(1)
         return squares.clamp_(min=0).sqrt()
 
 
-def factored(left: Tensor, right: Tensor) -> Tensor | Factored:
-    """L_n R_nᵀ, as factors where those are smaller."""
+def factored(left: Float[Tensor, "n p r"], right: Float[Tensor, "n q r"]) -> Float[Tensor, "n p q"] | Factored:
+    """L_n R_nᵀ, as factors if those are smaller."""
     factors = Factored(left, right)
     return factors if 2 * left.shape[-1] <= min(factors.shape[1:]) else factors.dense()
 
 
-def built(given: Tensor | Factored) -> Tensor:
-    """P, whatever it is given by."""
+def built(given: Tensor | Factored) -> Float[Tensor, "n p q"]:
+    """P as a tensor."""
     return given if isinstance(given, Tensor) else given.dense()
 
 
 def added(first: Tensor | Factored, second: Tensor | Factored) -> Tensor | Factored:
-    """P + P', as factors side by side where those are smaller."""
+    """P + P', as concatenated factors if those are smaller."""
     if isinstance(first, Factored) and isinstance(second, Factored):
         return factored(torch.cat([first.left, second.left], -1), torch.cat([first.right, second.right], -1))
     return built(first) + built(second)
 
 
 class _Layout(NamedTuple):
-    """How a product has e, the axis that runs fastest in a block, last: what is copied from there is copied in runs."""
+    """The arrangement of a product such that e, the fastest axis of a block, comes last and is copied contiguously."""
 
     exchanged: bool
-    """Whether u and w change places."""
+    """Whether u and w are exchanged."""
     last: bool
-    """Whether they come behind the matrix."""
+    """Whether they come after the matrix."""
     product: tuple[int, int]
     block: tuple[int, ...]
-    """The shape [a, d, c, e], and where its axes are found in the product."""
+    """The shape [a, d, c, e], and the positions of its axes in the product."""
     strides: tuple[int, ...]
 
 
 @lru_cache(1 << 12)
 def _layout(axes: tuple[str, str, str], vectors: tuple[int, int], matrix: tuple[int, int]) -> _Layout:
-    """For u, w and a matrix of these sizes on these axes."""
+    """The layout for u, w and a matrix of these sizes on these axes."""
     (on_u, on_w, on_matrix), (of_u, of_w) = axes, vectors
     exchanged = on_u == "e"
     both, sizes = (on_w + on_u, (of_w, of_u)) if exchanged else (on_u + on_w, (of_u, of_w))
@@ -124,7 +125,7 @@ class Tokens:
     on_w: str
     on_matrix: str
     symmetric: bool = False
-    """Whether every P_n is known to be symmetric: so it is in a diagonal block."""
+    """Whether every P_n is known to be symmetric, as in a diagonal block."""
 
     @property
     def matrix(self) -> Tensor:
@@ -136,7 +137,7 @@ class Tokens:
         return built(self.given)
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """All P_n once, some at a time: what was read is written over."""
+        """All P_n, some at a time, in a buffer that is overwritten."""
         if isinstance(self.given, Tensor):
             yield slice(None), self.given
         else:
@@ -154,13 +155,13 @@ class Tokens:
 
     @property
     def axes(self) -> tuple[str, str, str]:
-        """Where the operands lie."""
+        """The axes of the operands."""
         return (self.on_u, self.on_w, self.on_matrix)
 
-    def dense(self, space: Tensor | None = None) -> Tensor:
-        """[a, d, c, e], a view of one product of matrices; in the memory of ``space``, if there is one."""
+    def dense(self, space: Float[Tensor, " s"] | None = None) -> Float[Tensor, "a d c e"]:
+        """[a, d, c, e], a view of one matrix product; written into ``space`` if that is given."""
         u, w, matrix, on_matrix = self.u, self.w, self.matrix, self.on_matrix
-        if matrix.stride(1) == 1 and "e" not in on_matrix:  # a transpose, which need not be copied
+        if matrix.stride(1) == 1 and "e" not in on_matrix:  # a transpose that need not be copied
             matrix, on_matrix = matrix.mT, on_matrix[::-1]
         layout = _layout((self.on_u, self.on_w, on_matrix), (u.shape[1], w.shape[1]), matrix.shape[1:])
         if space is None:
@@ -171,13 +172,13 @@ class Tokens:
         torch.mm(rows.T, columns, out=product)
         return block
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, "a d"]:
         """[a, d], the entries with c = a and e = d."""
         same = {"c": "a", "e": "d", "a": "a", "d": "d"}
         on_u, on_w, on_matrix = ("".join(same[axis] for axis in axes) for axes in self.axes)
         return torch.einsum(f"n{on_u},n{on_w},n{on_matrix}->ad", self.u, self.w, self.matrix)
 
-    def times(self, v: Tensor) -> Tensor:
+    def times(self, v: Float[Tensor, "c e k"]) -> Float[Tensor, "a d k"]:
         """[a, d, k], the product with k matrices v [c, e, k]."""
         (first, on_first), (last, on_last) = sorted(
             [(self.u, self.on_u), (self.w, self.on_w)], key=lambda pair: pair[1] in "ad"
@@ -188,7 +189,7 @@ class Tokens:
         return torch.einsum(f"n{on_last},n{left}k->adk", last, kept)
 
     def rows(self, part: slice) -> Tokens:
-        """The term for some rows a only."""
+        """The term restricted to some rows a."""
         if self.on_u == "a":
             return replace(self, u=self.u[:, part])
         if self.on_w == "a":
@@ -217,37 +218,37 @@ class Pair:
 
     @property
     def matrix(self) -> Tensor:
-        """N, also if it is the identity."""
+        """N, also as the identity."""
         if self.second is not None:
             return self.second
         return torch.eye(self.size, dtype=self.first.dtype, device=self.first.device)
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "a d c e"]:
         """[a, d, c, e]."""
         return torch.einsum(f"{self.on_first},{self.on_second}->{AXES}", self.first, self.matrix)
 
-    def add_to(self, out: Tensor) -> None:
-        """Add the term to a block [a, d, c, e]; an identity touches its diagonal alone."""
+    def add_to(self, out: Float[Tensor, "a d c e"]) -> None:
+        """Add the term to a block [a, d, c, e]. For an identity only its diagonal changes."""
         if self.second is not None:
             out += self.dense()
             return
         one, other = (AXES.index(axis) for axis in self.on_second)
-        diagonal = out.diagonal(dim1=one, dim2=other)  # the other two axes in their order, then the diagonal
+        diagonal = out.diagonal(dim1=one, dim2=other)  # the other two axes in order, then the diagonal
         left = [axis for axis in AXES if axis in self.on_first]
         diagonal += (self.first if "".join(left) == self.on_first else self.first.T)[..., None]
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, "a d"]:
         """[a, d], the entries with c = a and e = d."""
         same = {"c": "a", "e": "d", "a": "a", "d": "d"}
         on_first, on_second = ("".join(same[axis] for axis in axes) for axes in (self.on_first, self.on_second))
         return torch.einsum(f"{on_first},{on_second}->ad", self.first, self.matrix)
 
-    def times(self, v: Tensor) -> Tensor:
+    def times(self, v: Float[Tensor, "c e k"]) -> Float[Tensor, "a d k"]:
         """[a, d, k], the product with k matrices v [c, e, k]."""
         return torch.einsum(f"{self.on_first},{self.on_second},cek->adk", self.first, self.matrix, v)
 
     def rows(self, part: slice) -> Pair:
-        """The term for some rows a only."""
+        """The term restricted to some rows a."""
         if "a" in self.on_first:
             return replace(self, first=self.first[part] if self.on_first[0] == "a" else self.first[:, part])
         matrix = self.matrix
@@ -277,31 +278,31 @@ class Diagonal:
 
     @property
     def axes(self) -> tuple[str, str, str]:
-        """Where the operands lie; a diagonal is the same with its axes exchanged."""
+        """The axes of the operands. Exchanging the two axes of a diagonal changes nothing."""
         return (self.on_u, self.on_w, "".join(sorted(self.on_pair)))
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "a d c e"]:
         """[a, d, c, e]."""
         size = {self.on_u: self.u.shape[1], self.on_w: self.w.shape[1], **dict.fromkeys(self.on_pair, self.v.shape[1])}
         out = self.v.new_zeros([size[axis] for axis in AXES])
         self.add_to(out)
         return out
 
-    def add_to(self, out: Tensor) -> None:
-        """Add the term to a block [a, d, c, e], on its diagonal alone."""
+    def add_to(self, out: Float[Tensor, "a d c e"]) -> None:
+        """Add the term to a block [a, d, c, e]. Only its diagonal changes."""
         one, other = (AXES.index(axis) for axis in self.on_pair)
         left = "".join(axis for axis in AXES if axis not in self.on_pair)
         core = torch.einsum(f"n{self.on_u},n{self.on_w},ni->{left}i", self.u, self.w, self.v)
         diagonal = out.diagonal(dim1=one, dim2=other)
         diagonal += core
 
-    def diagonal(self) -> Tensor:
-        """[a, d], the entries with c = a and e = d, of a term of a diagonal block."""
+    def diagonal(self) -> Float[Tensor, "a d"]:
+        """[a, d], the entries with c = a and e = d, for a term of a diagonal block."""
         vector, index = ("d", "a") if "a" in self.on_pair else ("a", "d")
         return torch.einsum(f"n{vector},n{vector},n{index}->ad", self.u, self.w, self.v)
 
-    def times(self, v: Tensor) -> Tensor:
-        """[a, d, k], the product with k matrices v [c, e, k]; one vector lies on the rows, one on the columns."""
+    def times(self, v: Float[Tensor, "c e k"]) -> Float[Tensor, "a d k"]:
+        """[a, d, k], the product with k matrices v [c, e, k]. One vector is on the rows, one on the columns."""
         (first, on_first), (last, on_last) = sorted(
             [(self.u, self.on_u), (self.w, self.on_w)], key=lambda pair: pair[1] in "ad"
         )
@@ -310,7 +311,7 @@ class Diagonal:
         return torch.einsum(f"n{on_last},n{row}k->adk", last, seen)
 
     def rows(self, part: slice) -> Diagonal | Given:
-        """The term for some rows a only."""
+        """The term restricted to some rows a."""
         if self.on_u == "a":
             return replace(self, u=self.u[:, part])
         if self.on_w == "a":
@@ -320,7 +321,7 @@ class Diagonal:
 
 @dataclass(eq=False)
 class Given:
-    """A block that is there already, [a, d, c, e]."""
+    """A block given as a tensor, [a, d, c, e]."""
 
     block: Tensor
 
@@ -329,24 +330,24 @@ class Given:
         """The term of the transposed block."""
         return Given(self.block.permute(2, 3, 0, 1))
 
-    def dense(self) -> Tensor:
+    def dense(self) -> Float[Tensor, "a d c e"]:
         """[a, d, c, e]."""
         return self.block
 
-    def add_to(self, out: Tensor) -> None:
+    def add_to(self, out: Float[Tensor, "a d c e"]) -> None:
         """Add the term to a block [a, d, c, e]."""
         out += self.block
 
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> Float[Tensor, "a d"]:
         """[a, d], the entries with c = a and e = d."""
         return torch.einsum("adad->ad", self.block)
 
-    def times(self, v: Tensor) -> Tensor:
+    def times(self, v: Float[Tensor, "c e k"]) -> Float[Tensor, "a d k"]:
         """[a, d, k], the product with k matrices v [c, e, k]."""
         return torch.einsum("adce,cek->adk", self.block, v)
 
     def rows(self, part: slice) -> Given:
-        """The term for some rows a only."""
+        """The term restricted to some rows a."""
         return Given(self.block[part])
 
 
@@ -354,7 +355,7 @@ Term = Tokens | Diagonal | Pair | Given
 
 
 def merged(terms: Sequence[Term]) -> list[Term]:
-    """The same sum with fewer terms: those with equal vectors on equal axes add their matrices."""
+    """The same sum with fewer terms: the matrices of terms with equal vectors on equal axes are added."""
     if len(terms) == 1:
         return list(terms)
     result: list[Term] = []
@@ -376,12 +377,12 @@ def merged(terms: Sequence[Term]) -> list[Term]:
 
 
 def summed(terms: Sequence[Term], outs: Sequence[Tensor], work: Tensor, more: Tensor | None = None) -> None:
-    """Write the sum of the terms to blocks [a, d, c, e]: views of a larger matrix, one perhaps of the mirrored place.
+    """Write the sum of the terms into blocks [a, d, c, e]: views of a larger matrix, the second its mirror.
 
-    A mirror is copied from where the sum was calculated: there it is read in runs, in a larger matrix it is not.
+    The mirror is copied from ``work``, where the sum is contiguous; in the larger matrix it is not.
 
-    ``work`` and, where there are several `Tokens`, ``more`` are flat tensors of as many numbers to calculate in: the
-    memory of new ones costs more than to fill it.
+    ``work`` and, with several `Tokens`, ``more`` are flat buffers of as many numbers: allocating new memory costs more
+    than filling it.
     """
     total: Tensor | None = None
     for term in terms:

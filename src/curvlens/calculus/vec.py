@@ -1,9 +1,8 @@
-"""Row-vec, Kronecker and Khatri–Rao products, commutation matrices: the words in which the theorems are written.
+"""Row-vec, Kronecker and Khatri–Rao products, commutation matrices: the notation of the theorems.
 
-``vec(A) = A.reshape(-1)`` stacks the rows, so that vec(A X B) = (A ⊗ Bᵀ) vec(X) (`docs/explanation/math.md`,
-"Conventions"). These
-matrices are large and mostly zeros; `curvlens.calculus.theorems` builds them for small sizes, the structured forms of
-`curvlens.calculus.attention` never do.
+``vec(A) = A.reshape(-1)`` stacks the rows, so vec(A X B) = (A ⊗ Bᵀ) vec(X) (`docs/explanation/math.md`,
+"Conventions"). These matrices are large and mostly zeros. `curvlens.calculus.theorems` builds them for small sizes;
+the structured forms of `curvlens.calculus.attention` never do.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def unvec(vector: Float[Tensor, "*batch mn"], rows: int, columns: int) -> Float[
     """The matrix of given size whose `vec` is the vector."""
     if not vector.ndim or vector.shape[-1] != rows * columns:
         raise CurvlensError(
-            f"A vector of shape {tuple(vector.shape)} is no {rows} × {columns} matrix: its last axis has to have "
+            f"A vector of shape {tuple(vector.shape)} is not a {rows} × {columns} matrix: its last axis must have "
             f"{rows * columns} entries."
         )
     return vector.reshape(*vector.shape[:-1], rows, columns)
@@ -46,7 +45,7 @@ def kron(*factors: Float[Tensor, "_ _"]) -> Float[Tensor, "_ _"]:
 
 
 def khatri_rao(*factors: Float[Tensor, "_ _"], rows: int, columns: int = 1) -> Float[Tensor, "_ _"]:
-    """The Kronecker product block by block, of matrices cut into ``rows`` × ``columns`` equal blocks (Definition A.2).
+    """The Kronecker product block by block, for matrices cut into ``rows`` × ``columns`` equal blocks (Definition A.2).
 
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> khatri_rao(x, x, rows=2)  # each row with itself
@@ -74,13 +73,13 @@ def identity(n: int, like: Tensor) -> Float[Tensor, "n n"]:
 
 
 def commutation(m: int, n: int, like: Tensor) -> Float[Tensor, "mn mn"]:
-    """K_{m,n}, with K_{m,n} vec(B) = vec(Bᵀ) for B of shape **n × m**; its transpose is K_{n,m}."""
+    """K_{m,n}, with K_{m,n} vec(B) = vec(Bᵀ) for B of shape **n × m**. Its transpose is K_{n,m}."""
     order = torch.arange(m * n, device=like.device).reshape(n, m).T.reshape(-1)
     return identity(m * n, like)[order]
 
 
 def swap(m: int, n: int, like: Tensor) -> Float[Tensor, "mn mn"]:
-    """K(M, N) of Lemma B.2, which takes the index (m n) to (n m): the other convention, K(M, N) = K_{N,M}."""
+    """K(M, N) of Lemma B.2, which maps the index (m n) to (n m): the other convention, K(M, N) = K_{N,M}."""
     return commutation(n, m, like)
 
 

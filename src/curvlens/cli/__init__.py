@@ -9,20 +9,37 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from curvlens.cli.defaults import SEQUENCES, TOKENS, Sort
+from curvlens.cli.defaults import SEQUENCES, TOKENS, FileDtype, LossName, Options, Precision, Sort
 from curvlens.errors import CurvlensError
 
 err = Console(stderr=True)
 Target = Annotated[
     str,
     typer.Argument(
-        help="file.py:name of a Problem, of a tuple (model, data, loss), or of a function that returns one; or a "
-        "Hugging Face folder or name, with --text."
+        help="A Hugging Face folder or name, with --data; file.py:name of a Problem, of a tuple (model, data, loss), "
+        "or of a function that returns one; or demo."
     ),
 ]
-Text = Annotated[Path | None, typer.Option(help="The text on which a Hugging Face model is looked at.")]
-Tokens = Annotated[int | None, typer.Option(help=f"Length of a sequence of the text (default: {TOKENS}).", min=2)]
-Sequences = Annotated[int | None, typer.Option(help=f"How many of them (default: {SEQUENCES}).", min=1)]
+DataFile = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        help="A text file; .jsonl with text, with input and target, or with text and label; tokens as .npy or .bin; or "
+        "builtin.",
+    ),
+]
+DataDtype = Annotated[FileDtype | None, typer.Option(help="What a .bin file of tokens holds (default: uint16).")]
+LossOption = Annotated[
+    LossName | None, typer.Option("--loss", help="The loss (default: that of the model's architecture).")
+]
+Device = Annotated[str | None, typer.Option(help="Where it is computed, as cuda (default: cpu).")]
+Dtype = Annotated[Precision | None, typer.Option(help="The numbers of the model (default: as stored).")]
+Tokens = Annotated[int | None, typer.Option(help=f"Length of a sequence, at most (default: {TOKENS}).", min=2)]
+Sequences = Annotated[int | None, typer.Option(help=f"How many of them, at most (default: {SEQUENCES}).", min=1)]
+Seed = Annotated[int, typer.Option(help="Seed of all that is random: masks, probes, the model of demo.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the custom code of a model's folder. Read it first.")
+]
 app = typer.Typer(help="The exact curvature instrument for Transformers.", no_args_is_help=True, add_completion=False)
 
 
@@ -94,18 +111,25 @@ def blocks(
 @app.command()
 def doctor(
     target: Target,
-    text: Text = None,
+    data: DataFile = None,
+    data_dtype: DataDtype = None,
+    loss: LossOption = None,
+    device: Device = None,
+    dtype: Dtype = None,
     tokens: Tokens = None,
     sequences: Sequences = None,
+    seed: Seed = 0,
+    trust_remote_code: Trust = False,
 ) -> None:
     """Look for what would make a curvature wrong, with the line that fixes it. Exit code 1 if there is an error."""
     from curvlens.cli.doctor import show_findings
 
+    options = Options(target, data, data_dtype, loss, device, dtype, tokens, sequences, seed, trust_remote_code)
     healthy = True
 
     def look() -> None:
         nonlocal healthy
-        healthy = show_findings(target, text, tokens=tokens, sequences=sequences)
+        healthy = show_findings(options)
 
     _told(look)
     if not healthy:
@@ -115,12 +139,16 @@ def doctor(
 @app.command()
 def profile(
     target: Target,
-    text: Text = None,
+    data: DataFile = None,
+    data_dtype: DataDtype = None,
+    loss: LossOption = None,
+    device: Device = None,
+    dtype: Dtype = None,
     tokens: Tokens = None,
     sequences: Sequences = None,
-    double: Annotated[bool, typer.Option("--double", help="Take a Hugging Face model to float64.")] = False,
+    seed: Seed = 0,
+    trust_remote_code: Trust = False,
     samples: Annotated[int, typer.Option(help="Probes; each costs about five gradients.", min=4)] = 16,
-    seed: Annotated[int, typer.Option(help="Seed of the probes.")] = 0,
     depth: Annotated[int | None, typer.Option(help="Levels of the tree that are shown (default: all).", min=0)] = None,
     sort: Annotated[Sort, typer.Option(help="How siblings are sorted: as in the model, or by size.")] = "order",
     own: Annotated[bool, typer.Option("--own", help="A module's own code, without the modules in it.")] = False,
@@ -140,7 +168,8 @@ def profile(
     from curvlens.cli.profile import Files, Request, show_profile
     from curvlens.report.terminal.tree import View
 
-    request = Request(target, text, tokens, sequences, double, samples, seed, not no_top, spectral or (), memory)
+    options = Options(target, data, data_dtype, loss, device, dtype, tokens, sequences, seed, trust_remote_code)
+    request = Request(options, samples, not no_top, spectral or (), memory)
     view = View(depth, sort, own, everything)
     _told(lambda: show_profile(request, view, Files(out, html, csv)))
 

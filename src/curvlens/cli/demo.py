@@ -5,32 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-import torch
-import torch.nn.functional as F
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from curvlens.cli.adder import trained
 from curvlens.data import Addition
 from curvlens.linalg import density, eigs, frobenius, trace
 from curvlens.losses import CausalLM
-from curvlens.models import GPT, GPTConfig
 from curvlens.operators import functional, ggn, hessian
 from curvlens.problem import Problem
 from curvlens.report.terminal import tables
 from curvlens.results import Density
 
-CONFIG = GPTConfig(vocab=12, context=17, n_layer=2, n_head=2, d_model=16, d_mlp=48)
-
 
 def run_demo(*, steps: int, sequences: int, samples: int, seed: int) -> None:
     """Train, then compute and print spectra and estimates with their errors, of the whole and of all blocks."""
     console = Console()
-    torch.manual_seed(seed)
-    model = GPT(CONFIG)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        train(model, steps, progress)
-        problem = Problem(model.double().eval(), Addition().batch(sequences, seed=seed), CausalLM(shift=False))
+        task = progress.add_task("training", total=steps)
+
+        def training(step: int, loss: float) -> None:
+            progress.update(task, completed=step, description=f"training, loss {loss:.3f}")
+
+        model = trained(Addition(), steps, seed=seed, progress=training)
+        problem = Problem(model, Addition().batch(sequences, seed=seed), CausalLM(shift=False))
         whole, spectrum = overview(problem, 2 * samples, progress)
         tables = by_block(problem, samples, progress)
     loss, gradient = problem.loss(), problem.gradient()
@@ -55,21 +54,6 @@ def run_demo(*, steps: int, sequences: int, samples: int, seed: int) -> None:
         "H is the Hessian, G its Gauss-Newton part, F its functional part; H = G + F, which rows of the traces show "
         "within their errors only."
     )
-
-
-def train(model: GPT, steps: int, progress: Progress) -> None:
-    """Some seconds of Adam on fresh sums."""
-    task = progress.add_task("training", total=steps)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
-    decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
-    for step in range(steps):
-        tokens, labels = Addition().batch(64, seed=step + 1)
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        decay.step()
-        progress.update(task, advance=1, description=f"training, loss {loss.item():.3f}")
 
 
 def overview(problem: Problem, samples: int, progress: Progress) -> tuple[RenderableType, Density]:

@@ -1,21 +1,21 @@
-"""``curvlens doctor``: look at a problem, or a Hugging Face model on a text: what would make results wrong?"""
+"""``curvlens doctor``: look at a model, its data and its loss: what would make results wrong?"""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from rich.console import Console
 
 from curvlens.checkup import Report, doctor
-from curvlens.cli.targets import posed
-from curvlens.problem import Problem
+from curvlens.cli.defaults import Options
+from curvlens.cli.door import pose
+from curvlens.cli.said import say
 from curvlens.report.terminal.tables import findings
 
 
-def show_findings(target: str, text: Path | None, *, tokens: int | None, sequences: int | None) -> bool:
+def show_findings(options: Options) -> bool:
     """Print what the doctor finds; whether there is no error."""
-    made = posed(target, text, tokens=tokens, sequences=sequences)
-    report = doctor(made) if isinstance(made, Problem) else doctor(*made)
+    posed = pose(options)
+    say(posed)
+    report = doctor(posed.model, posed.data, posed.loss) if posed.given is None else doctor(posed.given)
     _show(report)
     return report.ok
 

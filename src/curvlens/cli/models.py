@@ -37,30 +37,7 @@ def skeleton(target: str) -> nn.Module | Problem:
     return model
 
 
-def with_weights(target: str) -> tuple[nn.Module, Any]:
-    """A language model of Hugging Face with its weights, and its tokenizer; no code of the model's is run."""
-    transformers = _transformers()
-    other = "For other models write a function that returns (model, data, loss), and give file.py:function."
-    try:
-        place = _located(target)
-        model = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise CurvlensError(
-            f"{target!r} could not be loaded as a language model: {first_line(error)} {other}"
-        ) from error
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        words = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
-    except Exception as error:  # a folder without its files is a TypeError or a KeyError in some classes
-        raise CurvlensError(
-            f"{target!r} has no tokenizer that can be loaded: {first_line(error)} {_TOKENIZER}"
-        ) from error
-    if not words:  # transformers makes up an empty one of the model's type
-        raise CurvlensError(f"{target!r} has no tokenizer, or one that knows no word. {_TOKENIZER}")
-    return model.eval(), tokenizer
-
-
-def _located(target: str) -> str:
+def located(target: str) -> str:
     """A folder, the name of a model if the hub answers, or the copy of it on this machine.
 
     The hub is asked once; transformers would try again and again for each file.
@@ -80,10 +57,8 @@ def _located(target: str) -> str:
     return target
 
 
-_TOKENIZER = "Save it beside the model, tokenizer.save_pretrained(folder), or give file.py:function with the tokens."
-
-
-def _transformers() -> Any:
+def transformers_library() -> Any:
+    """The library, which only Hugging Face models need."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
@@ -92,11 +67,11 @@ def _transformers() -> Any:
 
 def _config(target: str) -> Any:
     """The configuration of a folder, of a model on the hub, or the default one of a type such as ``gpt2``."""
-    transformers = _transformers()
+    transformers = transformers_library()
     if not Path(target).exists() and target in transformers.CONFIG_MAPPING:
         return transformers.AutoConfig.for_model(target)
     try:
-        return transformers.AutoConfig.from_pretrained(_located(target), trust_remote_code=False)
+        return transformers.AutoConfig.from_pretrained(located(target), trust_remote_code=False)
     except (OSError, ValueError) as error:
         first = first_line(error)
         raise CurvlensError(
@@ -107,7 +82,7 @@ def _config(target: str) -> Any:
 
 def _architecture(config: Any) -> Any:
     """The class that the configuration names; otherwise the one with a language-model head, or the bare model."""
-    transformers = _transformers()
+    transformers = transformers_library()
     for name in getattr(config, "architectures", None) or ():
         if hasattr(transformers, name):
             return getattr(transformers, name)

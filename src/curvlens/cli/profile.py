@@ -19,7 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from curvlens import files as disk
-from curvlens.cli.targets import posed
+from curvlens.cli.defaults import Options
+from curvlens.cli.door import pose
+from curvlens.cli.said import say
 from curvlens.errors import CurvlensError, CurvlensWarning, NotedWarning, printable
 from curvlens.problem import Problem
 from curvlens.profiling import Forecast, profile
@@ -39,13 +41,8 @@ FIX = "Move it away, or choose another name."
 class Request:
     """What is to be computed, of what."""
 
-    target: str
-    text: Path | None
-    tokens: int | None
-    sequences: int | None
-    double: bool
+    options: Options
     samples: int
-    seed: int
     top: bool
     spectral: Sequence[str]
     memory: str | None = None
@@ -89,11 +86,10 @@ def show_profile(request: Request, view: View, files: Files) -> None:
     if view.sort == "top" and not request.top:
         raise CurvlensError("--sort top needs the contributions to λ_max, which --no-top leaves out.")
     files.check()
-    made = posed(
-        request.target, request.text, tokens=request.tokens, sequences=request.sequences, double=request.double
-    )
+    posed = pose(request.options)
+    say(posed)
     with _warnings_told() as told:
-        found = _computed(made if isinstance(made, Problem) else Problem(*made), request)
+        found = _computed(posed.problem(), request)
     console, err = Console(), Console(stderr=True)
     for warning in dict.fromkeys(told):
         err.print(Text(f"warning: {printable(warning)}", style="yellow"), soft_wrap=True)
@@ -123,7 +119,7 @@ def _computed(problem: Problem, request: Request) -> Profile:
             return profile(
                 problem,
                 request.samples,
-                seed=request.seed,
+                seed=request.options.seed,
                 top=request.top,
                 spectral=request.spectral or False,
                 memory=request.memory,

@@ -1,4 +1,4 @@
-"""Files of others and our own: bounded reading, whole writing, and a seal by which we know what we wrote."""
+"""Reading foreign files with bounds, writing our own files as a whole, and a seal that marks files as ours."""
 
 from curvlens.files.reading import parse, read
 from curvlens.files.writing import require_ours, set_aside, sync_folder, write

@@ -1,4 +1,4 @@
-"""Read a file that anybody may have put there: a regular one, of bounded size and with bounded numbers, or an error."""
+"""Reads a file of unknown origin: it must be regular, of bounded size and with bounded numbers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _KINDS = {
 
 
 def read(path: str | os.PathLike[str], limit: int, why: str = "") -> bytes:
-    """The content of a regular file of ``limit`` bytes at most; what the system refuses is an OSError.
+    """The content of a regular file of at most ``limit`` bytes. May raise an OSError.
 
-    ``why`` is the reason of the limit, for the message.
+    ``why`` is the reason for the limit, for the message.
 
-    Anything else could wait for ever or have no end: a pipe, a device, a link to one. `O_NONBLOCK` keeps the opening
-    of a pipe from waiting; the kind is asked of what was opened, so that it cannot be exchanged in between. Systems
-    without it, such as Windows, are asked before opening.
+    Other kinds of files (a pipe, a device, a link to one) could block for ever or be endless. `O_NONBLOCK` prevents
+    blocking on a pipe. The kind is checked after opening, so that the file cannot be exchanged in between. On systems
+    without it, such as Windows, the kind is checked before.
     """
     if not flags("O_NONBLOCK"):
         _require_regular(path, Path(path).stat())
@@ -40,7 +40,7 @@ def read(path: str | os.PathLike[str], limit: int, why: str = "") -> bytes:
             content = file.read(limit + 1) if size <= limit else b""
     finally:
         os.close(handle)
-    size = max(size, len(content))  # a file may grow meanwhile, and those of the system say they have no bytes
+    size = max(size, len(content))  # a file may grow meanwhile, and system files report a size of 0
     if size > limit:
         most = f"{readable(limit)} are read{why and ', '}{why}"
         raise CurvlensError(f"{os.fspath(path)!r} has {readable(size)}, at most {most}. Is it the right file?")
@@ -48,12 +48,12 @@ def read(path: str | os.PathLike[str], limit: int, why: str = "") -> bytes:
 
 
 def flags(*names: str) -> int:
-    """Flags for opening a file, as far as the system has them."""
+    """Flags for opening a file; those that the system does not have are left out."""
     return functools.reduce(operator.or_, (getattr(os, name, 0) for name in names))
 
 
 def _require_regular(path: str | os.PathLike[str], about: os.stat_result) -> int:
-    """The size of a regular file; an error for anything else."""
+    """The size of a regular file. Raise an error for anything else."""
     if not stat.S_ISREG(about.st_mode):
         kind = _KINDS.get(stat.S_IFMT(about.st_mode), "something else")
         raise CurvlensError(f"{os.fspath(path)!r} is {kind}, expected a regular file.")
@@ -61,7 +61,7 @@ def _require_regular(path: str | os.PathLike[str], about: os.stat_result) -> int
 
 
 def parse(content: bytes | str) -> Any:
-    """What a JSON text says; a ValueError if it is none, is nested too deeply, or has a number that is too long."""
+    """The value of a JSON text. Raise ValueError if it is invalid, nested too deeply, or has a number too long."""
     try:
         return json.loads(content, parse_int=_whole)
     except RecursionError as error:
@@ -69,7 +69,7 @@ def parse(content: bytes | str) -> Any:
 
 
 def _whole(digits: str) -> int:
-    """A whole number of 64 bits, as seeds and counts are: of 309 digits none is a float, of 4301 none is read."""
+    """A whole number of 64 bits, enough for seeds and counts. A float overflows at 309 digits, Python's int at 4301."""
     if len(digits.lstrip("-")) > 20 or abs(int(digits)) >= 1 << 64:
         raise ValueError(f"a whole number has {len(digits.lstrip('-'))} digits, more than 64 bits hold")
     return int(digits)

@@ -1,14 +1,14 @@
-"""By what we know a file that we wrote: a mark in its first line, with a checksum of all the rest.
+"""The seal of files that curvlens wrote: a mark in the first line, with a checksum of the rest.
 
-A file of somebody else has no such mark, whatever words are in it; one that was edited since has another checksum. A
-mark is a comment, a key or a column, as the kind of file has a place for it, so that all readers still read it:
+A foreign file has no such mark; an edited file has another checksum. The mark is a comment, a key or a column,
+depending on the kind of file, so that all readers can still read it:
 
 ======  ======================================================================
 .html   a comment as the first line; also in .md
-.svg    the same comment, below the line that says that it is XML
+.svg    the same comment, below the XML declaration
 .json   the first key; also in the first line of a .jsonl
 .csv    the title of an empty last column
-.png    a chunk of text behind the first one
+.png    a text chunk after the first chunk
 ======  ======================================================================
 """
 
@@ -25,18 +25,18 @@ DIGITS = 32
 _MARK = b"curvlens sha256 %b"
 _FOUND = re.compile(rb"curvlens sha256 ([0-9a-f]{%d})" % DIGITS)
 _NEAR = 8192
-"""Bytes from the beginning in which a mark is looked for: the titles of a table are before it."""
+"""The first bytes in which a mark is searched for; the titles of a table come before it."""
 
 
 def sealed(kind: str, content: bytes) -> bytes:
-    """The content with its mark, in the place that its kind, such as ``".json"``, has for it."""
+    """The content with its mark, in the place for its kind, such as ``".json"``."""
     place, form = _KINDS[kind]
     at = place(content)
     return content[:at] + form(_MARK % sha256(content).hexdigest()[:DIGITS].encode()) + content[at:]
 
 
 def origin(kind: str, content: bytes) -> Literal["ours", "changed", "other"]:
-    """Whether a content is one that `sealed` made, was one before somebody changed it, or never was."""
+    """Whether `sealed` made this content ("ours"), it was edited afterwards ("changed"), or neither ("other")."""
     found = _FOUND.search(content[:_NEAR])
     if found is None:
         return "other"
@@ -75,7 +75,7 @@ def _end_of_titles(content: bytes) -> int:
 
 
 def _behind_header(content: bytes) -> int:
-    return 33  # the signature, and the chunk with the size of the picture
+    return 33  # after the signature and the chunk with the size of the picture
 
 
 _KINDS: dict[str, tuple[Callable[[bytes], int], Callable[[bytes], bytes]]] = {

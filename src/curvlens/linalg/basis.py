@@ -1,6 +1,6 @@
 """Orthonormal vectors in bounded memory: on the device, on the CPU or in a file, in the working dtype or a lower one.
 
-Arithmetic is float64, on slices of bounded size, whatever the vectors are stored in.
+Arithmetic is in float64, on slices of bounded size, whatever dtype the vectors are stored in.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Basis:
     def sweep(self, w: Tensor, count: int, subtract: Tensor | None = None) -> tuple[Tensor, float]:
         """⟨v_i, w⟩ of the first ``count`` vectors, and ‖w‖, in one pass over memory.
 
-        With coefficients to ``subtract``, w −= Σ c_i v_i comes first, in place: what is left is measured as stored.
+        With coefficients to ``subtract``, first w −= Σ c_i v_i, in place; then the stored remainder is measured.
         Long float32 vectors are multiplied in float32, slice by slice, which takes half the time. Coefficients then
-        have relative errors of float32. Those that are measured after a subtraction are small, so that their sum with
-        those that were subtracted is right, but for the rounding of w in that subtraction.
+        have relative errors of float32. Those measured after a subtraction are small, so their sum with the subtracted
+        ones is accurate, apart from the rounding of w in the subtraction.
         """
         home, rows = self.rows.device, self.rows[:count]
         total = torch.zeros(count + 1, dtype=torch.float64, device=home)
@@ -91,7 +91,7 @@ class Basis:
         return sums[:count], math.sqrt(float(sums[count]))
 
     def along(self, j: int, w: Tensor) -> float:
-        """⟨v_j, w⟩ as `sweep` has it."""
+        """⟨v_j, w⟩ with the precision of `sweep`."""
         v, total = self.rows[j], torch.zeros((), dtype=torch.float64, device=self.rows.device)
         for part in slices(self.n, 2, v.device, STREAMED):
             total += v[part] @ w[part]
@@ -99,7 +99,7 @@ class Basis:
 
     @property
     def quick(self) -> bool:
-        """Whether products are in float32: for long float32 vectors, where it saves time."""
+        """Whether products are in float32: it saves time for long float32 vectors."""
         return self.n > LONG and self.rows.dtype == torch.float32
 
     def dots(self, count: int, w: Tensor) -> Tensor:
@@ -119,11 +119,11 @@ class Basis:
         """Replace the first vectors by their combinations, the columns of S (count × p)."""
         (count, p), same = S.shape, 0
         while same < p and float(S[same, same]) == 1 and not float(S[same].abs().sum() + S[:, same].abs().sum() - 2):
-            same += 1  # stays as it is
+            same += 1  # this vector does not change
         old, new = self.rows[same:count], self.rows[same:p]
         St = S[same:, same:].T.to(self.rows.device, torch.float64)
         if self.quick:
-            # Two numbers in float32 for one in float64, and no vector is cast: what is rounded is the sum alone.
+            # Two float32 numbers represent one float64 number, so no vector is cast; only the sum is rounded.
             coarse = St.float()
             fine = (St - coarse.double()).float()
             for part in slices(self.n, count + p, self.rows.device, STREAMED):
@@ -133,7 +133,7 @@ class Basis:
             new[:, part] = St @ cast
 
     def combine(self, S: Tensor, dtype: torch.dtype) -> Basis:
-        """The combinations as vectors of their own, on the device."""
+        """The combinations V S as a new basis on the device."""
         count, p = S.shape
         result = Basis(p, self.n, dtype=dtype, device=self.device, store="device")
         St = S.T.to(self.rows.device, torch.float64)
@@ -143,7 +143,7 @@ class Basis:
 
 
 def _portions(rows: Tensor, more: int = 0) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of vectors in float64, in the same memory each time, with ``more`` rows of room."""
+    """Slices of the vectors in float64, in a buffer that is reused, with room for ``more`` rows."""
     (count, n), space = rows.shape, torch.empty(0)
     for part in slices(n, count + more, rows.device):
         width = part.stop - part.start
@@ -168,7 +168,7 @@ def _quick_sweep(rows: Tensor, w: Tensor, c: Tensor | None, total: Tensor) -> No
 
 
 def _in_file(folder: Path, capacity: int, n: int, dtype: torch.dtype, size: int) -> Tensor:
-    """Memory mapped to an unlinked file: it is freed with the tensor, or with the process."""
+    """A tensor mapped to an unlinked file. The file is freed with the tensor, or with the process."""
     if not folder.is_dir():
         raise CurvlensError(f"store={str(folder)!r}, expected 'device', 'cpu' or an existing folder.")
     free = shutil.disk_usage(folder).free
@@ -176,7 +176,7 @@ def _in_file(folder: Path, capacity: int, n: int, dtype: torch.dtype, size: int)
         raise CurvlensError(_full(folder, capacity, size, free))
     handle, name = tempfile.mkstemp(prefix="curvlens-basis-", dir=folder)
     try:
-        # Blocks are taken now: a mapped file that grows on a full disk would kill the process, not raise.
+        # Reserve the blocks now: on a full disk a growing mapped file would kill the process without an error.
         _allocate(handle, size)
         return torch.from_file(name, shared=True, size=capacity * n, dtype=dtype).view(capacity, n)
     except OSError as error:
@@ -187,7 +187,7 @@ def _in_file(folder: Path, capacity: int, n: int, dtype: torch.dtype, size: int)
 
 
 def _allocate(handle: int, size: int) -> None:
-    """Give a file all its blocks; by writing them where the system has no call for it, as macOS."""
+    """Reserve all blocks of a file. If the system has no call for it (macOS), write them."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(handle, 0, size)
         return

@@ -1,4 +1,4 @@
-"""Trace and norm of an operator of which eigenpairs are known: these exactly, only the rest is sampled.
+"""Trace and norm of an operator with known eigenpairs: their part is exact, only the rest is sampled.
 
 With X the orthonormal vectors, Λ = Xᵀ A X diagonal, residuals r_j = A x_j − λ_j x_j ⊥ X and P = 1 − X Xᵀ
 (`docs/explanation/math.md`, "Deflated estimators"),
@@ -6,7 +6,7 @@ With X the orthonormal vectors, Λ = Xᵀ A X diagonal, residuals r_j = A x_j �
 - tr A = Σ_j λ_j + tr P A P,
 - ‖A‖²_F = Σ_j (λ_j² + 2 ‖r_j‖²) + ‖P A P‖²_F,
 
-whatever the residuals are. An estimate of the norm is therefore never below a value that is known.
+for any residuals. So an estimate of the norm is never below the part that is known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Compression(Operator):
         return Restricted(self, rows, columns)
 
     def _project(self, v: Tensor) -> Tensor:
-        """P v; twice, since once leaves rounding that a large eigenvalue would blow up."""
+        """P v. Projected twice: the rounding error of one projection would be multiplied by a large eigenvalue."""
         w = v.double()
         for _ in range(2):
             w = w - self._X @ (self._X.T @ w)
@@ -53,14 +53,14 @@ class Compression(Operator):
 
 
 def trace_and_norm(operator: Operator, known: Eigs, samples: int, seed: int) -> tuple[Estimate, Estimate]:
-    """tr A and ‖A‖_F from ``samples`` products each, with the pairs that `eigs` found taken out."""
+    """tr A and ‖A‖_F from ``samples`` products each, with the pairs of `eigs` taken out."""
     rest = Compression(operator, known.vectors)
     values, residuals = known.values.double().cpu(), known.residuals.double().cpu()
     small = trace(rest, samples, seed=seed)
     norm = frobenius(rest, samples, seed=seed)
     square = (values.square() + 2 * residuals.square()).sum()
     size = (square + norm.value.square()).sqrt()
-    # of the root of a sum of squares, of which one is estimated; the error to first order
+    # the root of a known plus an estimated square; the error is to first order
     stderr = norm.stderr * norm.value / size.clamp(min=1e-300)
     return (
         dataclasses.replace(small, value=small.value + values.sum()),

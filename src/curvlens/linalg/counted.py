@@ -28,7 +28,7 @@ logger = logging.getLogger("curvlens")
 
 
 LARGEST = 1e140
-"""Entries beyond this, or below its inverse, are refused."""
+"""Entries larger than this, or smaller than its inverse, raise an error."""
 
 EPS32 = float(torch.finfo(torch.float32).eps)
 
@@ -60,7 +60,7 @@ class CountedOperator:
 
     @property
     def eps(self) -> float:
-        """The relative rounding error of a product, at its best."""
+        """The smallest relative rounding error that a product can have."""
         return float(torch.finfo(self.operator.precision).eps)
 
     def probes(self, seed: int) -> Probes:
@@ -69,8 +69,8 @@ class CountedOperator:
 
     def __call__(self, v: Tensor) -> Tensor:
         """One product, checked."""
-        # Copy in and out: a foreign operator may write to its argument, or return a buffer that it uses again. Ours do
-        # not; `Wrapped` makes these copies for foreign operators inside ours.
+        # Copy in and out: a foreign operator may write into its argument, or return a buffer that it uses again. Ours
+        # do not; `Wrapped` makes these copies for foreign operators inside ours.
         given = v.to(self.operator.dtype, copy=not self._ours)
         result = self.operator.apply(given)
         if not isinstance(result, Tensor) or result.shape != v.shape:
@@ -94,10 +94,10 @@ class CountedOperator:
             yield self(e)
 
     def tick(self, more: int = 1) -> None:
-        """Count products and report progress. Once a product has been timed, log the time that is left."""
+        """Count products and report progress. Log the remaining time once a product has been timed."""
         self.count += more
         if self.count and self._began is None:
-            self._began, self._untimed = time.perf_counter(), self.count  # the first one builds graphs
+            self._began, self._untimed = time.perf_counter(), self.count  # not timed: the first product builds graphs
         elif self._began is not None and not self._timed and self.count > self._untimed:
             self._timed = True
             each = (time.perf_counter() - self._began) / (self.count - self._untimed)
@@ -133,13 +133,13 @@ class CountedOperator:
         u, v = probes.direction(0), probes.direction(1)
         Au, Av = self(u), self(v)
         one, other = dot(u, Av), dot(v, Au)
-        # For random unit vectors a bilinear form is of the size ‖A v‖/√n, and so is its rounding error, times eps.
+        # For random unit vectors a bilinear form has size ‖A v‖/√n, and its rounding error is eps times that.
         size = (norm(Au) + norm(Av)) / self.n**0.5
         off = abs(one - other)
         if off <= _asymmetry(self.eps, self.n) * size:
             return
         values = f"⟨u, A v⟩ = {one:.9g} and ⟨v, A u⟩ = {other:.9g} for random u, v"
-        if off <= _asymmetry(EPS32, self.n) * size:  # the operator claims to be float64
+        if off <= _asymmetry(EPS32, self.n) * size:  # the operator's dtype is float64
             rounded = all(torch.equal(w, w.float().double()) for w in (Au, Av))
             seems = "its products are float32 numbers" if rounded else "as if its products were computed in float32"
             raise CurvlensError(
@@ -153,7 +153,7 @@ class CountedOperator:
         )
 
     def provenance(self, **more: Any) -> dict[str, Any]:
-        """Where a result comes from."""
+        """A description of operator and products, for the record of a result."""
         versions = {name: version(name) for name in ("curvlens", "torch", "numpy", "scipy")}
         versions["python"] = ".".join(map(str, sys.version_info[:3]))
         return {**self.operator.provenance(), **more, "versions": versions}
@@ -170,10 +170,10 @@ def say_precision(dtype: torch.dtype) -> None:
 
 
 def _asymmetry(eps: float, n: int) -> float:
-    """How far ⟨u, A v⟩ and ⟨v, A u⟩ may be apart by rounding, as a share of ‖A v‖/√n.
+    """The largest difference of ⟨u, A v⟩ and ⟨v, A u⟩ that rounding explains, as a share of ‖A v‖/√n.
 
-    A sum of n rounded terms has a relative error of about √n eps. Half of the digits are allowed in any case, and an
-    operator without symmetry, whose share is about 1, never passes.
+    A sum of n rounded terms has a relative error of about √n eps. Half of the digits are always allowed. An operator
+    without symmetry has a share of about 1 and never passes.
     """
     return min(max(math.sqrt(eps), 10 * eps * math.sqrt(n)), 0.1)
 

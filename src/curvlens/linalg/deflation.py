@@ -1,4 +1,4 @@
-"""The part of an operator that few vectors carry, taken out exactly, so that only the rest has to be sampled.
+"""Deflation: the part of an operator along a few vectors is computed exactly, and only the rest is sampled.
 
 With an orthonormal Q and P = 1 − Q Qᵀ (`docs/explanation/math.md`, "Deflated estimators"),
 
@@ -6,7 +6,7 @@ With an orthonormal Q and P = 1 − Q Qᵀ (`docs/explanation/math.md`, "Deflate
 - ‖A‖²_F = Σ_j ‖A q_j‖² + E ‖A P z‖²,
 - diag A = Σ_j q_j ∘ A q_j + E [z ∘ A P z],
 
-for random signs z. Q is the basis of a Lanczos run, whose products are the very A q_j: nothing is multiplied twice.
+for random signs z. Q is the basis of a Lanczos run, which has already computed the products A q_j.
 None of the three needs a symmetric A.
 """
 
@@ -24,9 +24,10 @@ from curvlens.linalg.lanczos import Lanczos
 from curvlens.linalg.probes import Probes
 
 SETTLED = 0.1
-"""A Ritz value counts as an eigenvalue when its residual is this part of it: enough to decide what to deflate."""
+"""A Ritz value counts as an eigenvalue if its residual is below this share of it: enough to decide on deflation."""
 REPEATED = 8.0
-"""More eigenvalues than one random weight suggests for a single one, but once in 200 times (χ² with one degree)."""
+"""A settled Ritz value with n·weight above this stands for several eigenvalues. A single eigenvalue exceeds it once in
+200 times (χ² with one degree of freedom)."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Deflation:
     outlook: Outlook | None
     interrupted: bool
     everything: bool
-    """Whether Q spans the whole space, or all of the operator: nothing is left to sample."""
+    """Whether Q spans the whole space, or the whole range of the operator, so that nothing is left to sample."""
 
     def project(self, z: Tensor) -> Tensor:
-        """P z; twice, since once leaves rounding that a large eigenvalue would blow up."""
+        """P z. Projected twice: the rounding error of one projection would be multiplied by a large eigenvalue."""
         for _ in range(2 if self.size else 0):
             self.basis.subtract(self.basis.dots(self.size, z), z)
         return z
@@ -58,9 +59,9 @@ def deflate(
     *,
     diagonal: bool,
 ) -> Deflation:
-    """Grow Q while the next vector saves more samples than the product it costs.
+    """Grow Q while the next vector saves more samples than the one product that it costs.
 
-    ``samples_left(spent, outlook)`` says how many samples the rest would take or is given.
+    ``samples_left(spent, outlook)`` is the number of samples that the rest needs or gets.
     """
     square = 0.0
     diag = torch.zeros(products.n, dtype=torch.float64, device=products.device) if diagonal else None
@@ -105,7 +106,7 @@ def deflate(
 
 @dataclass(frozen=True)
 class Outlook:
-    """What one Lanczos run says about the rest, to decide with, not to report."""
+    """Estimates from one Lanczos run about the rest. They are used for decisions and not reported."""
 
     trace: float
     square: float
@@ -113,13 +114,13 @@ class Outlook:
     rest: float
     """‖A P‖²_F."""
     edge: float
-    """The square of the largest value that is not settled yet: what one more vector may take out of the rest."""
+    """The square of the largest unsettled value: the most that one more vector can take out of the rest."""
     done: float
-    """Below this the rest is rounding."""
+    """A rest below this is rounding."""
 
 
 def _outlook(lanczos: Lanczos, n: int) -> Outlook:
-    """Quadrature: a Ritz value stands for n·weight eigenvalues, of which one is taken out; a settled one for itself."""
+    """By quadrature: a Ritz value stands for n·weight eigenvalues, one of them in Q; a settled value stands for one."""
     theta, S, residuals = lanczos.ritz()
     stands_for = n * S[0].square()
     settled = residuals <= SETTLED * theta.abs()
@@ -127,7 +128,7 @@ def _outlook(lanczos: Lanczos, n: int) -> Outlook:
     repeated = settled & (stands_for > near.sum(0).clamp(min=REPEATED))
     is_open = ~settled | repeated
     left = (stands_for - near.sum(0).where(repeated, 1)).clamp(min=0).where(is_open, 0.0)
-    # Of a settled value the rest still sees what its vector leaves out, which is its residual.
+    # For a settled value, the rest still contains what its vector misses: its residual.
     squares = theta.square()
     rest = float((left * squares + residuals.square().where(settled, 0.0)).sum())
     return Outlook(

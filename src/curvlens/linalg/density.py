@@ -1,8 +1,8 @@
-"""The spectral density by stochastic Lanczos quadrature, or in full where that is cheaper.
+"""The spectral density by stochastic Lanczos quadrature, or from all eigenvalues if that is cheaper.
 
-A random direction v has a spectral measure Σ ⟨v, x_i⟩² δ(λ_i), whose mean over directions is the density; m Lanczos
-steps from v give its Gauss quadrature. Weights of random directions follow a Dirichlet law, whatever the operator: so
-the distribution of the error is known, and needs no estimate from few probes. (`docs/explanation/math.md`,
+A random direction v has a spectral measure Σ ⟨v, x_i⟩² δ(λ_i), and its mean over directions is the density; m Lanczos
+steps from v give its Gauss quadrature. The weights of random directions follow a Dirichlet law for every operator. So
+the distribution of the error is known and need not be estimated from few probes. (`docs/explanation/math.md`,
 "Spectral density")
 """
 
@@ -25,10 +25,10 @@ from curvlens.results.measure import Measure, line_area
 from curvlens.surroundings import as_found
 
 SETTLED = 1e-6
-"""A Ritz value whose residual is below this part of the norm is an eigenvalue, and drawn as an atom."""
+"""A Ritz value with a residual below this share of the norm counts as an eigenvalue and is drawn as an atom."""
 SIMULATIONS = 2000
 FEWEST = 10
-"""Steps below which a density means little, and its error less."""
+"""The fewest steps for which a density and its error mean something."""
 
 
 @as_found
@@ -45,8 +45,8 @@ def density(
 ) -> Density:
     """The spectral density from ``probes`` Lanczos runs of ``steps`` products, with its error.
 
-    With no more rows than products (or ``exact=True``) all eigenvalues are computed instead. Ctrl-C ends it
-    with the probes that are done.
+    If there are no more rows than products (or with ``exact=True``), all eigenvalues are computed instead. After
+    Ctrl-C the result has the probes completed so far.
 
     >>> result = density(torch.diag(torch.tensor([0.0, 0.0, 0.0, 2.0], dtype=torch.float64)))
     >>> result.atoms(), result.exact
@@ -90,13 +90,13 @@ class Run:
     theta: Tensor
     weights: Tensor
     settled: Tensor
-    """Which nodes are eigenvalues."""
+    """Which nodes count as eigenvalues."""
     coarse: tuple[Tensor, Tensor]
     """Nodes and weights after half of the steps."""
 
 
 def _quadrature(products: CountedOperator, basis: Basis, steps: int, seed: int, i: int) -> Run:
-    """Lanczos from one random direction, until its space is invariant."""
+    """Lanczos steps from one random direction, until its space is invariant."""
     probes = products.probes(seed)
     lanczos = Lanczos(products, basis, probes.direction(i), probes)
     while lanczos.size < steps:
@@ -138,7 +138,7 @@ def _density(products: CountedOperator, runs: list[Run], seed: int, steps: int) 
 
 
 def _picture(theta: Tensor, weights: Tensor, settled: Tensor) -> Measure:
-    """Half of an open node's mass to either side, as far as `_reach` says; a settled node is an atom."""
+    """Spread half of an unsettled node's mass to either side, as far as `_reach`; draw a settled node as an atom."""
     right, left = _reach(theta, weights, settled)
     lower = torch.cat([theta, theta - left])
     upper = torch.cat([theta + right, theta])
@@ -146,22 +146,22 @@ def _picture(theta: Tensor, weights: Tensor, settled: Tensor) -> Measure:
 
 
 def _reach(theta: Tensor, weights: Tensor, settled: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the mass of each node spreads to the right and to the left.
+    """The distance over which the mass of each node spreads to the right and to the left.
 
-    Between two open nodes of like weight the density is smooth, and it spreads to the neighbour. A heavy node beside a
-    light one is a narrow bulk: it spreads as far as leaves the density no higher than the neighbour's.
+    Between two unsettled nodes of similar weight the density is smooth, and mass spreads to the neighbour. A heavy node
+    beside a light one is a narrow bulk: it spreads so far that its density is no higher than the neighbour's.
     """
     gap = theta.diff() * (~settled[:-1] & ~settled[1:])
     ratio = weights[1:] / weights[:-1].clamp(min=1e-300)
     zero = theta.new_zeros(1)
     right = torch.cat([gap * ratio.clamp(max=1), zero])
     left = torch.cat([zero, gap * (1 / ratio.clamp(min=1e-300)).clamp(max=1)])
-    narrow = 1e-9 * theta.abs().max()  # is no width, but rounding
+    narrow = 1e-9 * theta.abs().max()  # smaller distances are rounding
     return right.where(right > narrow, 0.0), left.where(left > narrow, 0.0)
 
 
 def _resolution(theta: Tensor, weights: Tensor, settled: Tensor) -> float:
-    """How far the picture may be from the measure behind the nodes: an eighth of the spread, more for few nodes."""
+    """The possible distance of the drawn density from the true one: 1/8 of the spread, more for few nodes."""
     right, left = _reach(theta, weights, settled)
     return float((weights * (right + left)).sum()) / 16 * (1 + FEWEST / len(theta))
 
@@ -169,15 +169,15 @@ def _resolution(theta: Tensor, weights: Tensor, settled: Tensor) -> float:
 def _sampling_error(measure: Measure, n: int, probes: int, seed: int) -> float:
     """The 95 % quantile of ∫ |F̂ − F|: √(nN/2) (F̂ − F) is a Brownian bridge B run by F.
 
-    F̂ stands for F in it, and sees nothing of eigenvalues that all directions happened to miss: one part in nN is
-    added to the variance for them.
+    F̂ replaces F in it. It knows nothing of eigenvalues that all directions missed, so 1/(nN) is added to the variance
+    for them.
     """
     x = measure.breaks()
     if len(x) < 2:
         return 0.0
     if len(x) > 1000:
         x = x[torch.linspace(0, len(x) - 1, 1000).long()]
-    # Right of every break and left of the next one: between them F is a straight line.
+    # Values just right of every break and just left of the next; F is linear between them.
     F = torch.stack([measure.cdf(x[:-1]), measure.cdf(x[1:], before=True)], dim=1).clamp(0, 1).reshape(-1)
     F = torch.cat([F.cummax(0).values, F.new_ones(1)])
     generator = torch.Generator().manual_seed(seed)

@@ -1,10 +1,9 @@
-"""Eigenvalues at the ends of a spectrum, by thick-restart Lanczos, with what is needed to trust them.
+"""Eigenvalues at the ends of a spectrum, by thick-restart Lanczos, with a check for hidden copies.
 
-One random start sees one direction of every eigenspace, so a repeated eigenvalue shows once and hides its copies. When
-the wanted values have converged, a random direction orthogonal to everything so far is injected, and the factorisation
-goes on from there: a copy that is still hidden comes up as a new value, and the search ends only when a whole such
-chain has brought nothing. Then each vector is multiplied once more, for its value and residual: what is reported is
-what the vectors that are returned have.
+One random start contains one direction of every eigenspace, so a repeated eigenvalue appears only once. When the wanted
+values have converged, a random direction orthogonal to the basis is injected, and the factorisation continues from it
+(a *chain*). A hidden copy appears as a new value. The search ends only when a whole chain has found nothing new. Then
+each vector is multiplied once more: the reported values and residuals are those of the returned vectors.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from curvlens.results import Eigs, Status
 from curvlens.surroundings import as_found
 
 SHORTEST, CLEAR, PATIENCE = 8, 0.05, 40
-"""When a chain has shown that nothing is hidden: after 8 steps, if its end is clear of the wanted values, its residual
-being 1/20 of the distance; otherwise after as many steps as the search before it, 40 at least."""
+"""When a chain has shown that nothing is hidden: after 8 steps, if its end is clear of the wanted values (its residual
+is 1/20 of the distance); otherwise after as many steps as the search before it, and at least 40."""
 ROOM = 2 * SHORTEST
-"""Vectors that a chain has for itself, where there are so many."""
+"""Basis vectors reserved for a chain, if there are so many."""
 
 
 @as_found
@@ -49,15 +48,15 @@ def eigs(
 ) -> Eigs:
     """The k eigenvalues at an end of the spectrum (``"both"``: k at each), with vectors and residuals.
 
-    ``ends`` is algebraic: ``"smallest"`` are the most negative ones; ``"magnitude"`` goes by |λ|. ``tol`` bounds
+    ``ends`` is algebraic: ``"smallest"`` are the most negative ones; ``"magnitude"`` orders by |λ|. ``tol`` bounds
     the residuals ‖A x − λ x‖ relative to the spectral norm (1e-8 in float64, 1e-5 in float32); an isolated eigenvalue
-    is then far more accurate than that. ``start`` is a vector, or the `Eigs` of a nearby operator. ``memory`` bounds
-    all that the search takes beside the model: graphs kept for products, vectors, and the basis. That lives on the
-    device, on the CPU or in a file in the folder ``store`` (where ``memory`` bounds it alone), in ``store_dtype``.
-    ``check_copies=False`` saves the search for hidden copies of repeated eigenvalues: eight products where the wanted
-    values stand clear of the rest, and as many as the search before it where they do not.
+    is far more accurate than that. ``start`` is a vector, or the `Eigs` of a nearby operator. ``memory`` bounds
+    everything that the search needs beside the model: graphs kept for products, vectors, and the basis. ``store`` is
+    where the basis is: ``"device"``, ``"cpu"`` or a folder for a file (``memory`` then bounds the basis alone); its
+    dtype is ``store_dtype``. ``check_copies=False`` skips the search for hidden copies of repeated eigenvalues. That
+    saves 8 products if the wanted values are clear of the rest, and otherwise as many as the search before it.
 
-    Ctrl-C, or ``max_products``, ends the search with what is there.
+    After Ctrl-C, or ``max_products`` products, the result has what was found so far.
 
     >>> result = eigs(torch.diag(torch.tensor([3.0, 1.0, 3.0, -2.0], dtype=torch.float64)), k=2)
     >>> result.values.round(decimals=9)
@@ -78,7 +77,7 @@ def eigs(
 
 
 class _Search:
-    """The loop around the factorisation: grow, look, restart, inject, end."""
+    """The loop around the factorisation: grow the basis, test convergence, restart, inject a direction, end."""
 
     def __init__(
         self, products: CountedOperator, plan: Plan, basis: Basis, start: Tensor | None, seed: int, check_copies: bool
@@ -88,17 +87,17 @@ class _Search:
         self.lanczos = Lanczos(products, basis, start, products.probes(seed), tol=plan.tol)
         self.scale = 0.0
         self.chain: int | None = None
-        """Where in the basis the chain of the last injected direction begins."""
+        """The index in the basis at which the chain of the last injected direction begins."""
         self.chain_start = 0
         self.mixed = False
-        """Whether a direction that was given up before the chain was taken up in it: they cannot be parted then."""
+        """Whether the chain has resumed a direction set aside before it. Then the two cannot be separated."""
 
     def run(self) -> tuple[Status, str]:
-        """Grow the basis until the wanted values are there; how it ended, and a note on it."""
+        """Grow the basis until the wanted values have converged. Return the status and a note."""
         plan, lanczos, products = self.plan, self.lanczos, self.products
         look = min(plan.count + 2, plan.capacity)
         while True:
-            # Each vector that is returned takes one more product.
+            # Reserve one more product for each returned vector.
             if products.count >= max(plan.max_products - plan.count, 1):
                 return Status.STOPPED_AT_BUDGET, f"stopped at max_products={plan.max_products}"
             lanczos.step()
@@ -113,7 +112,7 @@ class _Search:
             there = len(theta) > plan.count and bool((residuals[pick] <= 0.5 * plan.tol * self.scale).all())
             if there and (not self.check_copies or self._nothing_hidden(theta[pick])):
                 return Status.CONVERGED, ""
-            # What is missing lies along directions that were given up for a chain: take them up again.
+            # The missing part lies along directions that were set aside for a chain: resume them.
             ahead = (lanczos.outward @ S[:, pick]).abs()
             blocked = not there and bool(lanczos.given_up) and float(residuals[pick].max()) > 2 * float(ahead.max())
             begin_chain = there and self.check_copies and (self.chain is None or not self._same(theta[pick]))
@@ -136,11 +135,11 @@ class _Search:
             look = lanczos.size + (4 if self.chain is not None else max(1, lanczos.size // 10))
 
     def _nothing_hidden(self, wanted: Tensor) -> bool:
-        """Whether the chain from an injected direction has seen its end of the spectrum, and it is not wanted."""
+        """Whether the chain has resolved its own end of the spectrum, and that end is not wanted."""
         if self.chain is None or not self._same(wanted):
             return False
         spent = self.products.count - self.chain_start
-        # As long as the search before it, a chain had the chance that this had, however slowly its end converges.
+        # A chain as long as the search before it had the same chance, however slowly its end converges.
         if spent >= max(PATIENCE, self.chain_start):
             return True
         if spent < SHORTEST:
@@ -156,24 +155,24 @@ class _Search:
         return low and high
 
     def _same(self, wanted: Tensor) -> bool:
-        """Whether the chain has brought nothing new; otherwise another one has to be sent."""
+        """Whether the chain has found nothing new. Otherwise another chain is needed."""
         return bool(((wanted - self.before).abs() <= 2 * self.plan.tol * self.scale).all())
 
     def _ritz_of_chain(self, chain: int) -> tuple[Tensor, Tensor]:
-        """Ritz values and vectors of the chain alone: what was known before it is not in them."""
+        """Ritz values and vectors of the chain alone, without the vectors before it."""
         size = self.lanczos.size
         theta, S = torch.linalg.eigh(self.lanczos.T[chain:size, chain:size])
         return theta, S
 
     def _restart(self, S: Tensor, theta: Tensor, *, at_most: int | None = None, fresh: bool = False) -> None:
-        """Keep the wanted and some beyond them: what lies next converges the slower the less of it is kept."""
+        """Keep the wanted vectors and some beyond them: the fewer are kept, the slower the next values converge."""
         plan = self.plan
         beyond = max((plan.capacity - plan.count) // 2, 1)
         keep = min(plan.count + beyond, plan.capacity - 3, self.lanczos.size if at_most is None else at_most)
         self.lanczos.restart(S[:, plan.wanted(theta, keep)], fresh=fresh)
 
     def _restart_chain(self, chain: int) -> None:
-        """Keep what was there before the chain, and the half of the chain that lies nearest to the wanted values."""
+        """Keep the vectors before the chain, and the half of the chain that is nearest to the wanted values."""
         theta, R = self._ritz_of_chain(chain)
         room = self.plan.capacity - chain
         R = R[:, self.plan.wanted(theta, min(max(room // 2, 2), room - 1))]
@@ -183,7 +182,7 @@ class _Search:
         self.lanczos.restart(S, ritz=False)
 
     def result(self, status: Status, note: str, *, explicit: bool) -> Eigs:
-        """Vectors, values, residuals: from a product with each vector, unless there was no time for it."""
+        """Vectors, values and residuals, from one product with each vector if ``explicit``."""
         plan, products, lanczos = self.plan, self.products, self.lanczos
         theta, S, residuals = lanczos.ritz()
         pick = plan.wanted(theta)
@@ -191,7 +190,7 @@ class _Search:
         lanczos.forget_directions()
         X = lanczos.basis.combine(S, products.dtype)
         lanczos.basis.rows = lanczos.basis.rows[:0].clone()
-        residuals = residuals.clamp(min=10 * products.eps * self.lanczos.norm)  # estimates know nothing of rounding
+        residuals = residuals.clamp(min=10 * products.eps * self.lanczos.norm)  # estimates do not include rounding
         if explicit:
             try:
                 values, residuals = _polish(X, products)
@@ -231,7 +230,7 @@ class _Search:
 
 
 def _polish(X: Basis, products: CountedOperator) -> tuple[Tensor, Tensor]:
-    """Orthonormalise, multiply each vector, take the best combinations: values and residuals; X changes in place."""
+    """Orthonormalise X in place, multiply each vector, take the best combinations. Return values and residuals."""
     count = X.capacity
     one = torch.eye(count, dtype=torch.float64)
     for _ in range(2):

@@ -21,18 +21,22 @@ def trace(operator: Any, samples: int | None = None, *, by: By, **options: Unpac
 def trace(
     operator: Any, samples: int | None = None, *, by: By | None = None, **options: Unpack[Options]
 ) -> Estimate | ByBlock:
-    """tr A, from ``samples`` products (32), or from as many as a relative accuracy takes.
+    """tr A, from ``samples`` products (default 32), or to a relative accuracy ``rtol``.
 
     ``by="block"`` gives the traces of all diagonal blocks, by layer and role (or ``by="head"``, ``"layer"``,
-    ``"role"``, ``"parameter"``); those of a Gauss–Newton matrix all come from the same backward passes, one a sample.
-    With as many samples as rows the result is exact. Ctrl-C ends the sampling with what is there.
+    ``"role"``, ``"parameter"``). For a Gauss–Newton matrix one backward pass for each sample serves all blocks.
+    With as many samples as rows the result is exact. After Ctrl-C the result has the samples drawn so far.
 
-    Options: ``rtol`` instead of ``samples``, the half-width of the 95 % interval relative to the value, and
-    ``max_samples`` to bound the search for it; ``seed``; ``memory`` for the vectors that are deflated, and ``store``,
-    ``"cpu"`` or a folder, where to keep them; ``progress(done, total)``, which counts over all blocks. With ``by``,
-    ``budget`` bounds the whole: a time (``"2m"``) or a cost (``"200 gradients"``, see `curvlens.linalg.limits`). Every
-    block then gets a first number from a few products, and the rest goes to the largest ones; ``.note`` says what was
-    spent, which blocks had fewer samples and which were not measured.
+    Options:
+
+    - ``rtol`` instead of ``samples``: the half-width of the 95 % interval relative to the value; ``max_samples`` limits
+      the samples for it;
+    - ``seed``;
+    - ``memory`` for the deflated vectors, and ``store``, ``"cpu"`` or a folder, where to keep them;
+    - ``progress(done, total)``, counted over all blocks;
+    - ``budget``, with ``by``, for all blocks together: a time (``"2m"``) or a cost (``"200 gradients"``, see
+      `curvlens.linalg.limits`). Every block gets a first value from a few products, and the rest of the budget goes to
+      the largest blocks. ``.note`` says what was spent, which blocks had fewer samples and which were not measured.
 
     >>> trace(torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)))
     Estimate(6 (exact), 3 products)
@@ -65,7 +69,7 @@ def frobenius(
 
 @as_found
 def diagonal(operator: Any, samples: int | None = None, **options: Unpack[Options]) -> Estimate:
-    """diag A, entry by entry; ``rtol`` is that of the vector as a whole. Options as for `trace`, without ``by``.
+    """diag A, entry by entry; ``rtol`` is for the vector as a whole. Options as for `trace`, without ``by``.
 
     >>> diagonal(torch.diag(torch.tensor([3.0, 4.0], dtype=torch.float64))).value
     tensor([3., 4.], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The inverse as an operator: each product solves a system, to an accuracy that is checked."""
+"""The inverse as an operator: each product solves a linear system and checks its residual."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from curvlens.results import Status
 
 
 class Inverse(Operator):
-    """(A + damping)⁻¹ of a symmetric A, to the ``rtol`` of `solve`; a system that is not solved is an error."""
+    """(A + damping)⁻¹ of a symmetric A, to the ``rtol`` of `solve`. An unsolved system raises an error."""
 
     def __init__(self, inner: Operator, damping: float, options: Mapping[str, Any]) -> None:
         taken = {"rtol", "max_products", "method"}
@@ -42,7 +42,7 @@ class Inverse(Operator):
 
     @property
     def precision(self) -> torch.dtype:
-        """That of A."""
+        """The precision of A."""
         return self.inner.precision
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
@@ -50,7 +50,7 @@ class Inverse(Operator):
 
     def _solved(self, v: Tensor, progress: Progress | None) -> Tensor:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CurvlensWarning)  # what it says is an error here
+            warnings.simplefilter("ignore", CurvlensWarning)  # raised as an error below
             found = solve(self.inner, v, damping=self.damping, progress=progress, **self.options)
         if found.status is Status.INTERRUPTED:
             raise KeyboardInterrupt

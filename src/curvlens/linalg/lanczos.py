@@ -1,8 +1,8 @@
-"""The Lanczos factorisation with full reorthogonalisation: A V = V T + (what the basis does not see).
+"""The Lanczos factorisation with full reorthogonalisation: A V = V T + (the part outside of the basis).
 
-Every entry of T is a computed ⟨v_i, A v_j⟩, not a recurrence. So T is the exact projection of A onto the basis after
-restarts, after a breakdown and after a new direction was injected, and Ritz values are honest lower and upper bounds of
-the ends of the spectrum. (`docs/explanation/math.md`, "Lanczos")
+Every entry of T is a computed ⟨v_i, A v_j⟩, not a recurrence. So T is the exact projection of A onto the basis, also
+after restarts, breakdowns and injected directions, and Ritz values are true bounds: the largest is never above the top
+of the spectrum, the smallest never below its bottom. (`docs/explanation/math.md`, "Lanczos")
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from curvlens.linalg.probes import Probes
 
 
 class Lanczos:
-    """Grows a basis by one product a step."""
+    """Grows a basis by one product in each step."""
 
     def __init__(
         self,
@@ -33,26 +33,26 @@ class Lanczos:
         self.products, self.basis, self.probes, self._watch = products, basis, probes, watch
         self.T = torch.zeros(basis.capacity, basis.capacity, dtype=torch.float64)
         self.size = 0
-        """Vectors that were multiplied; the next one waits behind them."""
+        """The number of vectors that were multiplied; the next vector follows them in the basis."""
         self.outward = torch.zeros(0, dtype=torch.float64)
-        """How far the product of each vector points along the one that waits."""
+        """The component of each vector's product along the next vector."""
         self.given_up: list[tuple[Tensor, Tensor]] = []
-        """Directions that did not get their turn, and how far the product of each vector points along them."""
+        """Directions that were set aside, each with the components of the vectors' products along it."""
         self.norm = 0.0
         """The largest ‖A v‖ seen: a lower bound of the spectral norm."""
         self.valid = True
         """False while vectors and T are being changed together."""
         self._fresh = 0
         self._waiting: Tensor | None = None
-        """The next vector, where the basis has no row for it."""
+        """The next vector, if the basis has no row for it."""
         self._clean = False
-        """Whether it is orthogonal to the basis."""
+        """Whether the next vector is orthogonal to the basis."""
         eps = max(products.eps, float(torch.finfo(basis.dtype).eps))
         self._tiny = 10 * eps
         self._orthogonal = float(torch.finfo(products.dtype).eps)
         if basis.quick:
-            # Coefficients in float32 leave their own rounding error. What residuals below ``tol`` cannot notice is not
-            # worth a pass: it is measured, and T has it.
+            # float32 coefficients leave a rounding error of their own. Errors that residuals below ``tol`` cannot show
+            # are not worth another pass: they are measured, and T includes them.
             self._orthogonal = max(8 * self._orthogonal, 1e-3 * tol)
         if start is None or not self._place(start.to(products.dtype), 0):
             self._place_fresh(0)
@@ -64,12 +64,12 @@ class Lanczos:
 
     @property
     def coupling(self) -> float:
-        """How strongly products point along the vector that waits."""
+        """The size of the products' components along the next vector."""
         return float(self.outward.norm())
 
     @property
     def broke_down(self) -> bool:
-        """Whether the span of the basis is invariant, to rounding."""
+        """Whether the span of the basis is invariant up to rounding."""
         return self.coupling <= self._tiny * self.norm
 
     def step(self) -> None:
@@ -79,7 +79,7 @@ class Lanczos:
         w = self.products(v)
         if self._watch is not None:
             self._watch(v, w)
-        # ⟨v_i, A v_j⟩ = ⟨v_j, A v_i⟩ is known to rounding: the first pass over long vectors needs one row only.
+        # ⟨v_i, A v_j⟩ = ⟨v_j, A v_i⟩ is known up to rounding, so the first pass over long vectors needs one row only.
         column, size, rest, clean = self._orthogonalise(w, j + 1, self.outward if self.basis.quick else None)
         self.norm = max(self.norm, size)
         self.valid = False
@@ -97,45 +97,45 @@ class Lanczos:
         self.valid = True
 
     def inject(self) -> None:
-        """Give up the direction that would come next for a random one, orthogonal to all: it finds what is repeated."""
+        """Set the next direction aside for a random one orthogonal to the basis, which finds repeated eigenvalues."""
         self._give_up(self._next())
         self._place_fresh(self.size)
 
     def resume(self, S: Tensor) -> None:
-        """Take up the direction that was given up and that the vectors V S miss most."""
+        """Resume the direction that was set aside and that the vectors V S miss most."""
         missing = [float((along @ S[: len(along)]).norm()) for _, along in self.given_up]
         direction, along = self._clear(*self.given_up.pop(missing.index(max(missing))))
         self._give_up(self._next())
         if direction is not None and self._place(direction, self.size):
             self.outward[: len(along)] = along
-        else:  # the basis has it by now
+        else:  # the basis contains it by now
             self._place_fresh(self.size)
 
     def _clear(self, direction: Tensor, along: Tensor) -> tuple[Tensor | None, Tensor]:
-        """A direction with the basis taken out in place, of length 1; None if nothing is left."""
+        """Orthogonalise a direction to the basis, in place, and normalise it; None if nothing is left."""
         _, _, left, _ = self._orthogonalise(direction, self.size)
         return (direction.div_(left), along * left) if left > self._tiny else (None, along)
 
     def _next(self) -> Tensor:
-        """A copy of the direction that comes next, in the working dtype."""
+        """A copy of the next direction, in the working dtype."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             return waiting
         return self.basis[self.size].to(self.products.dtype, copy=True)
 
     def _give_up(self, direction: Tensor) -> None:
-        """Remember the direction that was to come next, and which products point along it."""
+        """Set the next direction aside, with the components of the products along it."""
         if not self.broke_down:
             self.given_up.append((direction, self.outward))
         self.outward = torch.zeros(self.size, dtype=torch.float64)
 
     def forget_directions(self) -> None:
-        """Free what is only needed to go on: the vector that waits, and those given up."""
+        """Free what only further steps need: the next vector, and the directions set aside."""
         self._waiting = None
         self.given_up.clear()
 
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Ritz values, ascending; their vectors in the basis; estimates of their residuals."""
+        """Ritz values in ascending order, their vectors in the basis, and estimates of their residuals."""
         theta, S = torch.linalg.eigh(self.T[: self.size, : self.size])
         squares = (self.outward @ S).square()
         for _, along in self.given_up:
@@ -143,16 +143,16 @@ class Lanczos:
         return theta, S, squares.sqrt()
 
     def restart(self, S: Tensor, *, fresh: bool = False, ritz: bool = True) -> None:
-        """Keep V S, for orthonormal columns S, and the direction that comes next (or a ``fresh`` one).
+        """Replace the basis by V S, for orthonormal columns S, and keep the next direction (or take a ``fresh`` one).
 
-        Products of Ritz vectors (``ritz``) have no part along the vectors that are dropped. Others may, as far as they
-        point along directions that were given up: these are then left as they are, so that residuals count it.
+        Products of Ritz vectors (``ritz``) have no component along the dropped vectors. Products of others may have
+        one, along directions set aside; these directions then stay unchanged, so that residuals include it.
         """
-        # The vector without a row is orthogonal to all, so to their combinations too, unless these are rounded.
+        # The vector without a row is orthogonal to all vectors and so to their combinations, apart from rounding.
         p, ready = S.shape[1], self._waiting is not None and self._clean and self.basis.quick
         waiting = self._next()
         if ritz:
-            # What the vectors that are dropped have of a direction given up is settled in T: only the rest is missing.
+            # T contains the components of the dropped vectors along a direction set aside; only the rest is missing.
             cleared = [self._clear(direction, along) for direction, along in self.given_up]
             self.given_up = [(direction, along) for direction, along in cleared if direction is not None]
         self.valid = False
@@ -175,11 +175,10 @@ class Lanczos:
         self.valid = True
 
     def _orthogonalise(self, w: Tensor, count: int, known: Tensor | None = None) -> tuple[Tensor, float, float, bool]:
-        """Take the basis out of w, in place: what was in w of it, ‖w‖ before and after, and whether nothing is left.
+        """Orthogonalise w to the basis, in place: coefficients, ‖w‖ before and after, and whether nothing is left.
 
-        The coefficients of the first vectors may be ``known``, to rounding: the rest is measured all the same. A pass
-        that subtracts also measures what it left. So a second one is made where cancellation asks for it, and not
-        otherwise.
+        ``known`` are the coefficients of the first vectors, up to rounding; the remainder is measured in any case. A
+        pass that subtracts also measures what remains, so a second pass is made only if cancellation requires it.
         """
         column = torch.zeros(count, dtype=torch.float64)
         if known is None:
@@ -189,7 +188,7 @@ class Lanczos:
             before = float("nan")
         after, rest, rounds = before, float(c.norm()), 0
         while not rest <= self._orthogonal * after and rounds < 5:
-            c = c.to(self.products.dtype).double()  # as it is subtracted
+            c = c.to(self.products.dtype).double()  # rounded as in the subtraction
             column += c
             c, after = self.basis.sweep(w, count, subtract=c)
             rest, rounds = float(c.norm()), rounds + 1
@@ -199,7 +198,7 @@ class Lanczos:
         return column, before, after, after > 0 and rest <= 0.5 * after
 
     def _place(self, w: Tensor, j: int) -> bool:
-        """Orthogonalise a vector, in place, normalise and store it; whether something was left of it."""
+        """Orthogonalise a vector in place, normalise and store it. Return whether anything was left of it."""
         _, before, after, clean = self._orthogonalise(w, j)
         if not clean or after <= self._tiny * before:
             return False

@@ -1,10 +1,9 @@
-"""What a calculation may cost: time, or work in units of one gradient.
+"""Budgets: time, or work in units of one gradient.
 
-A gradient is a forward and a backward pass over all the data. By the matrix products alone
-(`docs/explanation/math.md`, "Costs"),
-with graphs kept, a product with the Hessian or its functional part is 2 of it, one with a Gauss–Newton matrix 4/3, a
-backward pass 2/3. These numbers are fixed, so that the same budget gives the same result on every machine; building
-the graphs, about one gradient, is not counted.
+A gradient is a forward and a backward pass over all the data. Counting matrix products alone
+(`docs/explanation/math.md`, "Costs"), and with graphs kept, a product with the Hessian or its functional part costs 2
+gradients, one with a Gauss–Newton matrix 4/3, a backward pass 2/3. These numbers are fixed, so the same budget gives
+the same result on every machine. Building the graphs, about one gradient, is not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ BACKWARD = 2 / 3
 
 
 def gradients(operator: Operator) -> float:
-    """What one product costs, in gradients; of a sum, what its terms cost."""
+    """The cost of one product in gradients; for a sum, the cost of its terms."""
     if isinstance(operator, GaussNewton):
         return 4 / 3
     if isinstance(operator, Curvature):
@@ -35,7 +34,7 @@ def gradients(operator: Operator) -> float:
 
 
 class Spending:
-    """What was spent of a budget, and how many steps of equal cost are left."""
+    """The spent part of a budget, and the number of steps of equal cost that are left."""
 
     def __init__(self, budget: Budget | None, cost: float) -> None:
         if budget is not None and budget.gradients is not None and not cost:
@@ -48,13 +47,13 @@ class Spending:
 
     @property
     def spent(self) -> float:
-        """In the unit of the budget; seconds, if there is none."""
+        """The amount spent, in the unit of the budget; in seconds if there is none."""
         if self.budget is not None and self.budget.gradients is not None:
             return self.steps * self.cost
         return time.monotonic() - self._start
 
     def left(self) -> float:
-        """Steps that still fit: infinite without a budget, two before the first step was timed."""
+        """The number of steps that still fit: infinite without a budget, 2 until the first step is timed."""
         if self.budget is None:
             return float("inf")
         if self.budget.gradients is not None:

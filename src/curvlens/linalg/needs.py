@@ -1,4 +1,4 @@
-"""What a search for eigenvalues takes of memory, and the largest basis that fits."""
+"""The memory for a search for eigenvalues, and the largest basis that fits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FEWEST = 3
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that a search takes, by the number of its basis vectors."""
+    """The bytes that a search needs, as a function of the number of basis vectors."""
 
     n: int
     count: int
-    """Eigenvectors that come back."""
+    """The number of eigenvectors returned."""
     sides: int
-    """Ends of the spectrum that are looked at."""
+    """The number of ends of the spectrum."""
     stored: int
     """Bytes of a basis vector."""
     vector: int
@@ -41,7 +41,7 @@ class Needs:
 
     @classmethod
     def of(cls, products: CountedOperator, count: int, sides: int, dtype: torch.dtype, store: BasisPlace) -> Needs:
-        """What a search with these products takes; builds their graphs, so that they are in use in any case."""
+        """The needs of a search with these products. This builds their graphs, which are needed in any case."""
         n, device = products.n, products.device
         apart = store != "device" and not (store == "cpu" and device.type == "cpu")
         vector = n * products.dtype.itemsize
@@ -56,19 +56,19 @@ class Needs:
         return min(self.n, self.count + FEWEST + self.sides - 1)
 
     def beside(self) -> int:
-        """What is held beside basis and kept graphs: a product and the direction that was given up for a chain.
+        """The bytes beside basis and kept graphs: for a product, and for the direction set aside for a chain.
 
-        In the end there are the vectors that come back, which are more if many are asked for.
+        At the end they are for the returned vectors, which may need more.
         """
         return max(self.vector + max(self.product.work, 2 * self.vector), self.count * self.vector)
 
     def total(self, capacity: int) -> int:
-        """Everything, at its peak: in the search, or when the vectors that come back are multiplied."""
+        """The peak of all memory: during the search, or when the returned vectors are multiplied."""
         search = capacity * self.stored + self.beside()
         return self.product.kept + max(search, 2 * self.count * self.vector + self.product.work)
 
     def fitting(self, size: int) -> int:
-        """The largest basis with which everything fits a size; the basis alone, if it is elsewhere."""
+        """The largest basis for which everything fits ``size``; if the basis is stored elsewhere, the basis alone."""
         if self.apart:
             return size // self.stored
         if 2 * self.count * self.vector + self.product.work + self.product.kept > size:
@@ -78,8 +78,8 @@ class Needs:
     def capacity(self, memory: int | float | str | None, store: BasisPlace, most: int) -> int:
         """How many basis vectors to take.
 
-        Without a budget a quarter of what is free is used, kept graphs counted as free; half of it for a search that
-        would be slow otherwise, and nine tenths for one that would not be possible.
+        Without a budget it is a quarter of the free memory, counting kept graphs as free; a half if the search would be
+        slow otherwise, and nine tenths if it would be impossible.
         """
         most = min(self.n, most)
         if memory is not None:
@@ -115,7 +115,7 @@ class Needs:
         )
 
     def _refusal(self, allowed: int) -> str:
-        """The message: what is missing, and the advice that helps in this case."""
+        """The error message: the missing memory, and advice for this case."""
         needed = self.fewest * self.stored if self.apart else self.total(self.fewest)
         half = replace(self, stored=self.n * torch.bfloat16.itemsize)
         elsewhere = self.total(0)

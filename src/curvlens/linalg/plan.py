@@ -19,22 +19,22 @@ from curvlens.results import Eigs
 Ends = Literal["largest", "smallest", "both", "magnitude"]
 
 ROOMY = 160
-"""Basis vectors where memory is no question: restarts cost products, vectors only a pass over memory each step."""
+"""Basis vectors if memory is plentiful: a restart costs products, a vector only a pass over memory in each step."""
 FEW = 6
-"""The same for vectors that are `LONG`: each takes a pass over memory at every step, and with 128 tokens 80 of them
-take as long as a product. For one eigenvalue, restarts with 6 vectors cost no more products in most spectra."""
+"""The same for `LONG` vectors: each costs a pass over memory in every step, and with 128 tokens 80 of them take as long
+as a product. For one eigenvalue, restarts with 6 vectors cost no more products in most spectra."""
 SMALL = 1000
-"""Up to this size the basis may span the whole space, which ends every search."""
+"""Up to this size the basis may span the whole space. Then every search ends."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The request in numbers."""
+    """The request as numbers."""
 
     k: int
     ends: Ends
     count: int
-    """How many eigenvalues come back."""
+    """The number of eigenvalues returned."""
     tol: float
     max_products: int
     capacity: int
@@ -42,7 +42,7 @@ class Plan:
     memory: int
 
     def wanted(self, theta: Tensor, count: int | None = None) -> Tensor:
-        """Indices of the wanted among ascending values; ``count`` of them, shared between both ends."""
+        """Indices of the wanted among ascending values; ``count`` of them, split between both ends."""
         n = len(theta)
         count = min(self.count if count is None else count, n)
         if self.ends == "magnitude":
@@ -92,7 +92,7 @@ def plan_search(
 
 
 def start_vector(start: Tensor | np.ndarray | Eigs | None, products: CountedOperator) -> Tensor | None:
-    """One vector to start from: the sum of those given spans all of them after as many steps."""
+    """One start vector. The sum of the given vectors spans all of them after as many steps."""
     if start is None:
         return None
     vectors = start.vectors if isinstance(start, Eigs) else start

@@ -1,6 +1,6 @@
-"""Random vectors: the i-th of a seed is the same on every device, in every dtype and however many are drawn.
+"""Random vectors: vector i of a seed is the same on every device, in every dtype and for any number of vectors.
 
-They come from a counter-based generator on the CPU whose stream is keyed by (seed, purpose, index), are made in
+They come from a counter-based generator on the CPU with a stream for each (seed, purpose, index). They are made in
 float64 (signs are exact in every dtype) and then cast.
 """
 
@@ -16,9 +16,9 @@ from curvlens.errors import CurvlensError
 from curvlens.linalg.vectors import LONG, norm
 
 SIGNS, SPHERE, FRESH = 0, 1, 2
-"""Purposes, each with streams of its own."""
+"""Purposes of vectors; each has its own streams."""
 PORTION = 1 << 20
-"""Numbers drawn at a time; even, since two come from one draw of bits."""
+"""How many numbers are drawn at a time; even, because two come from one draw of bits."""
 
 
 class Probes:
@@ -48,7 +48,7 @@ class Probes:
         """A unit vector to begin a search with.
 
         Up to 4 million numbers it is uniform on the sphere. Beyond, its entries are uniform in an interval, which takes
-        a quarter of the time (30 million: 0.13 s, not 0.45 s). There are 2³² of them, so that no eigenvector is missed.
+        a quarter of the time (30 million: 0.13 s, not 0.45 s). They have 2³² values, so no eigenvector is missed.
         """
         if self.n <= LONG:
             return self.direction(index, FRESH)
@@ -56,7 +56,7 @@ class Probes:
         return self._filled(lambda size: torch.from_numpy(bits.random_raw((size + 1) // 2).view(np.int32)[:size]))
 
     def _filled(self, draw: Callable[[int], Tensor]) -> Tensor:
-        """A unit vector whose entries are drawn one portion after the other: never all of them in float64."""
+        """A unit vector whose entries are drawn in portions, so that it is never whole in float64."""
         result = torch.empty(self.n, dtype=self.dtype if self.n > PORTION else torch.float64)
         for start in range(0, self.n, PORTION):
             size = min(PORTION, self.n - start)

@@ -1,10 +1,10 @@
 """All diagonal blocks of a Gauss–Newton matrix from the same backward passes.
 
 With a square root Λ^½ of the loss curvature and random signs z at the outputs, u = Jᵀ Λ^½ z has E u uᵀ = G. One
-backward pass gives u, and with it for every block b at once (`docs/explanation/math.md`, "All blocks of G at once")
+backward pass gives u, and then for every block b (`docs/explanation/math.md`, "All blocks of G at once")
 
 - tr G_bb = E ‖u_b‖², with the variance of a Hutchinson estimate of that block alone,
-- ‖G_bb‖²_F = E ⟨u_b, u'_b⟩² for independent u, u', from all pairs of a group of samples.
+- ‖G_bb‖²_F = E ⟨u_b, u'_b⟩² for independent u, u', from all pairs in a group of samples.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ NAMES: dict[Quantity, str] = {"trace": "trace", "square": "Frobenius norm", "dia
 
 
 FEWEST_TO_CLOSE = 16
-"""Samples before a block may be called close enough, which then is final. With six, blocks of few outputs, whose
-samples take few values, were at times closed far off with an error of zero."""
+"""Samples before a block may be closed as accurate enough, which is final. With six, blocks of few outputs, whose
+samples take few values, were sometimes closed with an error of zero and a wrong value."""
 
 LARGEST_GROUP = 32
-"""Samples whose pairs are taken together, and that an interrupt may cost."""
+"""Samples in a group, whose pairs are used together. An interrupt loses at most one group."""
 
 
 def has_roots(operator: Operator) -> bool:
-    """Whether the operator can be sampled as E u uᵀ."""
+    """Whether the operator has samples u with E u uᵀ equal to it."""
     return isinstance(operator, GaussNewton) and operator.has_roots
 
 
@@ -72,7 +72,7 @@ def all_blocks(
     progress: Progress | None = None,
     budget: str | float | None = None,
 ) -> ByBlock:
-    """Trace, or squared Frobenius norm, of all blocks; the samples stay on the device, whatever ``store`` says."""
+    """Trace, or squared Frobenius norm, of all blocks. Samples stay on the device; ``store`` is ignored."""
     plan = sampling_plan(samples, rtol, max_samples)
     spending = Spending(parse_budget(budget), BACKWARD)
     if spending.budget is not None and spending.left() < 2:
@@ -90,7 +90,7 @@ def all_blocks(
     products.total = plan.samples if plan.rtol is None else None
     allowed = room_for(memory, "device", operator.device)
     vector = operator.rows.size * operator.dtype.itemsize
-    # A clock is looked at between groups.
+    # The clock is read between groups.
     group = min(allowed // vector, plan.samples, FEWEST if timed else LARGEST_GROUP)
     if group < 2:
         raise CurvlensError(
@@ -105,7 +105,7 @@ def all_blocks(
     status, note = Status.SAMPLED if plan.rtol is None else Status.CONVERGED, ""
     try:
         for seeds in _groups(plan, seed, group):
-            # Blocks that are as close as asked for are left out: what is pulled back to them alone need not be done.
+            # Blocks that are accurate enough are left out, which saves the backward pass to their parameters.
             rows = operator.rows if found.open is found.blocks else Layout(found.open.order)
             found.add(operator._block(rows, rows).roots(seeds, _in_samples(products, len(seeds))))
             products.tick(found.sampled - products.count)
@@ -140,27 +140,27 @@ def all_blocks(
 
 
 class _Found:
-    """What the samples said of each block so far, and which blocks still need more."""
+    """The results for each block so far, and the blocks that need more samples."""
 
     def __init__(self, quantity: Quantity, blocks: Blocks) -> None:
         self.quantity, self.blocks, self.open = quantity, blocks, blocks
         self.sampled = 0
-        self._groups: list[Tensor] = []  # of the open blocks, (blocks, g) or (blocks, g, g)
+        self._groups: list[Tensor] = []  # for the open blocks: (blocks, g) or (blocks, g, g)
         self._closed: dict[str, tuple[Tensor, Tensor, float, int]] = {}
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """A group of samples."""
+        """Add a group of samples."""
         forms = _squares(samples, self.open) if self.quantity == "trace" else _grams(samples, self.open)
         self._groups.append(forms)
         self.sampled += forms.shape[1]
 
     def close(self, rtol: float) -> None:
-        """Leave out blocks that are close enough, and blocks that are only rounding compared with the others."""
+        """Close blocks that are accurate enough, and blocks that are only rounding compared with the others."""
         value, stderr, dof = _statistics(self.quantity, self._groups)
         t = torch.from_numpy(scipy.stats.t.ppf((1 + LEVEL) / 2, dof.numpy()))
-        factor = 2.0 if self.quantity == "square" else 1.0  # a square is known half as well as its root
+        factor = 2.0 if self.quantity == "square" else 1.0  # a square has twice the relative error of its root
         largest = max([float(value.max()), *(float(v) for v, *_ in self._closed.values())])
-        # On the logarithm, where half the length of an interval is value · sinh(t stderr/value).
+        # On the logarithm, the half-width of an interval is value · sinh(t stderr/value).
         near = (stderr * t <= factor * math.asinh(rtol) * value) | (value <= 1e-12 * largest)
         for i, name in enumerate(self.open):
             if near[i]:
@@ -170,7 +170,7 @@ class _Found:
             self.open = self.open.only([name for name in self.open if name not in self._closed])
 
     def estimates(self, status: Status, note: str, provenance: dict[str, Any]) -> dict[str, Estimate]:
-        """An estimate for each block; status and note are for those that wanted more."""
+        """An estimate for each block. ``status`` and ``note`` are for the blocks that are still open."""
         close = Status.CONVERGED
         done = {
             name: Estimate(value, stderr, samples, dof, "", provenance, positive=True, status=close)
@@ -185,13 +185,13 @@ class _Found:
 
 
 def _groups(plan: SamplingPlan, seed: int, group: int) -> Iterator[list[int]]:
-    """Seeds of groups of samples, each group a fresh one."""
+    """Seeds for one group of samples after another; no seed is used twice."""
     done = 0
-    # Towards rtol, groups grow with what was done: few looks, and little beyond what is needed.
+    # With rtol, groups grow with the number of samples: few checks, and few samples more than needed.
     size = min(group, plan.samples if plan.rtol is None else FEWEST_TO_CLOSE)
     while done < plan.samples:
         size = min(size, plan.samples - done)
-        if plan.samples - done - size == 1:  # a single sample makes no pair
+        if plan.samples - done - size == 1:  # a single sample has no pair
             size -= 1 if size > 2 else -1
         yield [seed * 1_000_003 + done + i for i in range(size)]
         done += size
@@ -225,13 +225,13 @@ def _grams(samples: Iterable[Sample], blocks: Blocks) -> Tensor:
 
 
 def _taken(u: Parts, part: Part) -> Tensor:
-    """A part of a parameter, as it lies in memory where it is whole."""
+    """A part of a parameter; a view if the part is the whole parameter."""
     values = u[part.parameter]
     return values if part.whole else part.take(values.reshape(-1))
 
 
 def _in_samples(products: CountedOperator, size: int) -> Progress:
-    """Backward passes over all pieces of the data, told as samples."""
+    """Report backward passes over the pieces of the data as samples."""
     start = products.count
 
     def told(done: int, total: int | None) -> None:
@@ -247,7 +247,7 @@ def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tenso
         x = torch.cat(groups, dim=1)
         return x.mean(1), x.std(1) / math.sqrt(count), degrees(count, x.mean(1), x.var(1))
     pairs = sum(g.shape[1] * (g.shape[1] - 1) // 2 for g in groups)
-    # What every sample adds to the sum over pairs, and in how many pairs it is.
+    # The contribution of every sample to the sum over pairs, and the number of its pairs.
     own = torch.cat([g.square().sum(2) - g.diagonal(dim1=1, dim2=2).square() for g in groups], dim=1)
     partners = torch.cat([torch.full((g.shape[1],), g.shape[1] - 1, dtype=torch.float64) for g in groups])
     total = own.sum(1, keepdim=True) / 2
@@ -256,5 +256,5 @@ def _statistics(quantity: Quantity, groups: list[Tensor]) -> tuple[Tensor, Tenso
         return value, torch.full_like(value, math.inf), torch.ones_like(value)
     without = (total - own) / (pairs - partners)
     spread = (without - without.mean(1, keepdim=True)).square().sum(1)
-    # Products of pairs are skewed: a third of the degrees of freedom gives, on the logarithm, intervals that hold.
+    # Products of pairs are skewed: with a third of the degrees of freedom, intervals on the logarithm are valid.
     return value, (spread * (count - 1) / count).sqrt(), torch.full_like(value, max(count // 3, 1))

@@ -1,8 +1,8 @@
-"""One estimate for each block of any operator, the largest blocks first.
+"""One estimate for each block of any operator; the largest blocks come first.
 
-Under a budget a cheap round comes first, so that every block has a number however early it ends: for traces a few
-products of the whole operator, E z_b ∘ (A z)_b, which all blocks share; for norms, which need products with each block,
-a few of those.
+With a budget, a cheap round comes first, so that every block has a value even if the budget ends early. For traces
+these are a few products of the whole operator, E z_b ∘ (A z)_b, which all blocks share. For norms, which need products
+with each block, they are a few of those.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIRST = 4
 def each_block(
     quantity: Quantity, operator: Operator, samples: int | None, by: By, budget: str | float | None, options: Options
 ) -> ByBlock:
-    """An estimate for every block; a block that an interrupt or the budget left out is `not_measured`."""
+    """An estimate for every block. A block that an interrupt or the budget left out is `not_measured`."""
     plan = sampling_plan(samples, options.get("rtol"), options.get("max_samples"))
     spending = Spending(parse_budget(budget), gradients(operator))
     blocks = operator.blocks(by)
@@ -56,7 +56,7 @@ def each_block(
 
 
 class _Work:
-    """What was found so far, and the progress over all blocks."""
+    """The results so far, and the progress over all blocks."""
 
     def __init__(
         self, quantity: Quantity, plan: SamplingPlan, spending: Spending, options: Options, total: int
@@ -67,7 +67,7 @@ class _Work:
         self._done = 0
 
     def first_round(self, operator: Operator, blocks: Mapping[str, Operator]) -> None:
-        """A few products, for a first number of every block."""
+        """Estimate every block from a few products."""
         if self.spending.left() < 2:
             raise CurvlensError(
                 f"budget={str(self.spending.budget)!r} is less than two products of {operator!r}, which cost "
@@ -102,7 +102,7 @@ class _Work:
             )
 
     def measure(self, name: str, block: Operator) -> bool:
-        """The estimate of one block; whether there is room for another one."""
+        """Estimate one block. Return whether the budget allows another one."""
         wanted, left = min(self.plan.samples, block.shape[0]), self.spending.left()
         if left < min(wanted, 2 * FEWEST):
             return False
@@ -114,7 +114,7 @@ class _Work:
         return True
 
     def _fewer(self, result: Estimate, block: Operator) -> Estimate:
-        """The estimate with a note, unless the block is so small that it is exact anyway."""
+        """The estimate with a note on its fewer samples, unless the block is so small that it is exact."""
         wanted = min(self.plan.samples, block.shape[0])
         if result.exact:
             return result
@@ -122,7 +122,7 @@ class _Work:
         return replace(result, note=note, status=Status.STOPPED_AT_BUDGET)
 
     def _estimate(self, block: Operator, samples: int) -> Estimate:
-        """By products with the block; to the accuracy asked for, if it is the whole of what may be spent."""
+        """Estimate by products with the block; to ``rtol``, except with the few samples of the first round."""
         options: Options = {**self.options, "progress": self._progress()}
         accuracy = self.plan.rtol is not None and samples > FIRST
         options["rtol"] = self.plan.rtol if accuracy else None
@@ -138,7 +138,7 @@ class _Work:
             self._total += products
 
     def _progress(self) -> Progress:
-        """Counts over all blocks; the total is not known where an accuracy is asked for."""
+        """Count over all blocks. The total is not known if an accuracy is asked for."""
         start, progress = self._done, self.options.get("progress")
 
         def told(done: int, total: int | None) -> None:
@@ -150,14 +150,14 @@ class _Work:
 
 
 def _status(found: dict[str, Estimate], interrupted: bool) -> Status | None:
-    """Of the whole; None, where the blocks say it all."""
+    """The status of the whole; None if it follows from the blocks."""
     if interrupted:
         return Status.INTERRUPTED
     return None if all(e.measured for e in found.values()) else Status.STOPPED_AT_BUDGET
 
 
 def _sentences(found: dict[str, Estimate], spending: Spending, interrupted: bool) -> Iterator[str]:
-    """What a reader of the whole has to know: how it ended, what was spent, which blocks have less."""
+    """The note on the whole: how it ended, what was spent, which blocks have fewer samples."""
     missing = [name for name, e in found.items() if not e.measured]
     if interrupted:
         yield f"interrupted: {len(found) - len(missing)} of {len(found)} are there."

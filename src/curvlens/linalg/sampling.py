@@ -1,4 +1,4 @@
-"""One number, or one for each parameter, as an exact part plus the mean of samples, with the error of the mean."""
+"""An estimate of a number, or of one for each parameter: an exact part plus a mean of samples, with its error."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ Quantity = Literal["trace", "square", "diagonal"]
 
 SAMPLES = 32
 FEWEST = 6
-"""Samples below which a standard error means little."""
+"""The fewest samples for which a standard error means something."""
 LEVEL = 0.95
-"""The confidence at which ``rtol`` is to hold."""
+"""The confidence level for ``rtol``."""
 
 
 SKEWED = 4.0
-"""How much a spread of squares costs in degrees of freedom; see `degrees`."""
+"""The loss of degrees of freedom by the spread of squares; see `degrees`."""
 
 
 def degrees(count: int, mean: Tensor, variance: Tensor) -> Tensor:
     """The degrees of freedom of the error of a mean of squares, 2/(2/(n−1) + SKEWED c/n) with c = variance/mean².
 
-    Squares ‖A z‖² and ‖u‖² are nearly gamma variables: their excess kurtosis is 6c, so that Satterthwaite's count for
-    their sample variance is 2/(2/(n−1) + 6c/n). On the logarithm the error is that of variance/mean², which for a gamma
-    variable does not depend on the mean, and the 6 becomes 2 to first order in 1/n. 4 is what 8 to 64 samples take in
-    measurements (`docs/howto/spectra.md`, "How far to trust the intervals"). Flat spectra have a small c, and lose
-    nothing.
+    Squares ‖A z‖² and ‖u‖² are nearly gamma variables with excess kurtosis 6c, so Satterthwaite's count for their
+    sample variance is 2/(2/(n−1) + 6c/n). On the logarithm the error is that of variance/mean², which for a gamma
+    variable does not depend on the mean, and the 6 becomes 2 to first order in 1/n. Measurements with 8 to 64 samples
+    require 4 (`docs/howto/spectra.md`, "How far to trust the intervals"). Flat spectra have a small c and lose nothing.
     """
     c = variance / mean.square().clamp(min=1e-300)
     return (2 / (2 / (count - 1) + SKEWED * c / count)).clamp(min=1.0)
@@ -54,7 +53,7 @@ class SamplingPlan:
 
 
 def sampling_plan(samples: int | None, rtol: float | None, max_samples: int | None) -> SamplingPlan:
-    """Check the user's options and make a plan of them."""
+    """Check the user's options and make a plan."""
     if samples is not None and rtol is not None:
         raise CurvlensError("Give samples= or rtol=, not both; max_samples= limits the search for rtol=.")
     for name, value in (("samples", samples), ("max_samples", max_samples)):
@@ -68,7 +67,7 @@ def sampling_plan(samples: int | None, rtol: float | None, max_samples: int | No
 
 
 class Options(TypedDict, total=False):
-    """What all estimators take: see `curvlens.trace`."""
+    """The options of all estimators; see `curvlens.trace`."""
 
     rtol: float | None
     max_samples: int | None
@@ -101,14 +100,14 @@ def estimate(
     if n <= plan.samples and (plan.rtol is None or n <= 2 * FEWEST):
         return _exact(quantity, products)
     room = max(room_for(memory, store, products.device) // (n * products.dtype.itemsize) - 4, 0)
-    # At most half of the products go into the exact part, and none of a few.
+    # At most half of the products go into the exact part; with few products, none.
     most = min(plan.samples // 2, n, 256, room)
     basis = Basis(most if most > 3 else 0, n, dtype=products.dtype, device=products.device, store=store)
 
     def samples_left(spent: int, outlook: Outlook) -> float:
         if plan.rtol is None:
             return plan.samples - spent
-        # The variance of one sample, and the error that is allowed.
+        # The variance of one sample, and the allowed error.
         variance, target = {
             "trace": (2 * outlook.rest, abs(outlook.trace)),
             "square": (2 * outlook.rest * outlook.edge, 2 * outlook.square),
@@ -121,7 +120,7 @@ def estimate(
     if plan.rtol is not None and n <= plan.samples and hopeless and not parts.interrupted:
         return _exact(quantity, products)
     run = _Run(quantity, products, parts, probes)
-    if parts.interrupted:  # a few samples of the rest, without which there is no result
+    if parts.interrupted:  # a result needs a few samples of the rest
         plan = SamplingPlan(products.count + 3, None)
     try:
         status, note = run.go(plan)
@@ -162,7 +161,7 @@ class _Run:
         self._spread = torch.zeros(shape, dtype=torch.float64, device=home)
 
     def go(self, plan: SamplingPlan) -> tuple[Status, str]:
-        """Sample until it is enough; how it ended, and a note. Exact: computing all columns costs no more."""
+        """Sample until the plan is done; compute all columns if that costs no more. Return the status and a note."""
         if self.parts.everything:
             return Status.SAMPLED, ""
         check = FEWEST
@@ -182,7 +181,7 @@ class _Run:
                 check = math.ceil(1.3 * self.count)
 
     def sample(self) -> None:
-        """One product."""
+        """Add one sample, by one product."""
         z = self._probes.signs(self.count)
         y = self.parts.project(z.clone())
         w = self.products(y).double()
@@ -206,7 +205,7 @@ class _Run:
             return value, torch.zeros_like(value)
         stderr = (self._spread / (self.count - 1) / self.count).sqrt()
         if not value.ndim:
-            stderr = stderr.clamp(min=self.products.eps * float(value.abs()))  # rounding, where nothing else varies
+            stderr = stderr.clamp(min=self.products.eps * float(value.abs()))  # at least the rounding error
         return value, stderr
 
     @property
@@ -219,7 +218,7 @@ class _Run:
         return float(degrees(self.count, self._mean, self._spread / (self.count - 1)))
 
     def close_enough(self, rtol: float) -> bool:
-        """Whether the interval is as short as asked for; for the diagonal as a whole, in the Euclidean norm."""
+        """Whether the interval is short enough; for the diagonal as a whole, in the Euclidean norm."""
         value, stderr = self.value()
         if self.quantity == "square":
             norm = root(Estimate(value, stderr, self.products.count, self.dof, fixed=self.parts.square))
@@ -229,14 +228,14 @@ class _Run:
 
 
 def root(square: Estimate) -> Estimate:
-    """The norm from its square; the error to first order."""
+    """The norm from its square, with its error to first order."""
     value = square.value.clamp(min=0).sqrt()
     stderr = square.stderr / (2 * value.clamp(min=1e-300))
     return replace(square, value=value, stderr=stderr, positive=not square.exact)
 
 
 def _exact(quantity: Quantity, products: CountedOperator) -> Estimate:
-    """Column by column: fewer products than asked for."""
+    """The exact value, column by column, if that takes fewer products than asked for."""
     diagonal = torch.zeros(products.n, dtype=torch.float64, device=products.device)
     square = 0.0
     for i, w in enumerate(products.columns()):

@@ -1,6 +1,6 @@
-"""Linear systems (A + damping) x = b: conjugate gradients where A is positive semidefinite, else MINRES.
+"""Linear systems (A + damping) x = b: conjugate gradients if A is positive semidefinite, otherwise MINRES.
 
-Scalars are in float64. The residual that is reported comes from a product with the solution, not from the recurrence.
+Scalars are in float64. The reported residual comes from a product with the solution, not from the recurrence.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from curvlens.surroundings import as_found
 
 Method = Literal["cg", "minres"]
 PATIENCE, LONGEST = 100, 1000
-"""Steps without one percent of progress after which nothing is expected any more: as many as the system has unknowns,
-but 100 at least and 1,000 at most. A nonsingular system may stand still for so long and then converge."""
+"""The search stops after this many steps without one percent of progress: the number of unknowns, but at least 100 and
+at most 1,000. A nonsingular system may stand still for so long and then converge."""
 
 REACH = 0.8
-"""MINRES ends where ‖A r‖ ≤ eps^REACH ‖A‖ ‖r‖, 3e-13 in float64: what is left of b lies in the kernel as far as
-products can tell, and x solves the least-squares problem. Going on, x grows along the kernel by 1/eps."""
+"""MINRES ends at ‖A r‖ ≤ eps^REACH ‖A‖ ‖r‖, 3e-13 in float64. Within the precision of products the rest of b then lies
+in the kernel, and x solves the least-squares problem. With more steps, x would grow along the kernel by 1/eps."""
 
 INCONSISTENT = (
     "the system is inconsistent, b has a part outside the range of A + damping: x is a least-squares solution"
@@ -52,8 +52,8 @@ def solve(
 
     b is a flat vector, an array or a dict by parameter name; ``.x`` has its format. ``method`` is ``"cg"`` for
     an operator that is tagged positive semidefinite, and ``"minres"``, which takes indefinite ones, for all others.
-    Ctrl-C, or ``max_products``, ends it with what is there. Where A + damping is singular and does not reach b, MINRES
-    ends at a least-squares solution; ``status`` is then ``"inconsistent"``, and the residual that of the solution.
+    After Ctrl-C, or ``max_products`` products, the result is the solution so far. If A + damping is singular and b is
+    outside its range, MINRES ends at a least-squares solution; ``status`` is then ``"inconsistent"``.
 
     >>> solve(torch.diag(torch.tensor([2.0, -4.0], dtype=torch.float64)), torch.tensor([1.0, 1.0])).x
     tensor([ 0.5000, -0.2500], dtype=torch.float64)
@@ -78,7 +78,7 @@ def solve(
     def product(v: Tensor) -> Tensor:
         return products(v) + damping * v
 
-    # Of size 1, whatever its units: squares of tiny numbers are 0.
+    # Scale b to size 1, whatever its units: squares of tiny numbers are 0.
     unit = float(rhs.abs().max()) or 1.0
     rhs, x = rhs / unit, x / unit
     size, history = norm(rhs), list[float]()
@@ -90,7 +90,7 @@ def solve(
         steps = _conjugate_gradients(product, x, r) if method == "cg" else _minres(product, x, r)
         try:
             for residual, largest in steps:
-                # x so large along the kernel that the rounding of A x can be seen beside what is left of b.
+                # x is so large along the kernel that the rounding of A x exceeds the rest of b.
                 grown = norm(x)
                 if eps * largest * grown > 0.1 * max(residual, 0.1 * size):
                     status, note = Status.INCONSISTENT, INCONSISTENT
@@ -98,11 +98,11 @@ def solve(
                 history.append(residual / size)
                 if history[-1] < 0.99 * mark:
                     mark, found = history[-1], len(history)
-                # Progress by less than a percent may be a drift along what A does not see: then x grows for nothing.
+                # Progress below one percent may be a drift along the kernel: x grows without solving anything.
                 if history[-1] < 0.99 * best or (history[-1] < best and grown <= 1.1 * length):
                     best, length = history[-1], grown
                     best_x.copy_(x)
-                if history[-1] <= max(0.9 * rtol, products.eps):  # below rounding a recurrence only pretends
+                if history[-1] <= max(0.9 * rtol, products.eps):  # below rounding the recurrence is not reliable
                     best_x.copy_(x)
                     break
                 if len(history) - found > patience or not history[-1] < 1e6 * max(best, 1):
@@ -124,7 +124,7 @@ def solve(
     x = best_x if size else torch.zeros_like(x)
     residual = norm(rhs - product(x)) / size if size else 0.0
     if size and residual > max(0.99 * history[0], 1.01 * min(history)):
-        # b in the kernel: its product is rounding, which the recurrence takes for curvature and divides by.
+        # b lies in the kernel: its product is only rounding, and the recurrence divides by it.
         x = torch.zeros_like(x) if start is None else _vector(products, start, "start") / unit
         residual, status = history[0], Status.INCONSISTENT
         note = "A + damping is singular to rounding, and no step reduced the residual: x is the start; use more damping"
@@ -166,9 +166,9 @@ class _NegativeCurvatureError(Exception):
 
 
 def _conjugate_gradients(product: Apply, x: Tensor, r: Tensor) -> Iterator[tuple[float, float]]:
-    """Hestenes and Stiefel; x changes in place, and the norm of the residual comes out after each step.
+    """Hestenes and Stiefel. x changes in place; each step yields the norm of the residual and 0.
 
-    Beside it the largest entry of the tridiagonal matrix, a lower bound of ‖A‖; here 0, for it is not formed.
+    `_minres` yields a lower bound of ‖A‖ there, from its tridiagonal matrix, which is not formed here.
     """
     r, p = r.clone(), r.clone()
     square = dot(r, r)
@@ -187,9 +187,9 @@ def _conjugate_gradients(product: Apply, x: Tensor, r: Tensor) -> Iterator[tuple
 
 
 def _least_squares(product: Apply, x: Tensor, b: Tensor, largest: float, spent: Callable[[], bool]) -> float:
-    """Bring x, in place, to where A sees nothing of what is left of b; ‖A r‖ / (‖A‖ ‖r‖), which is 0 there.
+    """Improve x, in place, until A r = 0 for the rest r = b − A x. Return ‖A r‖ / (‖A‖ ‖r‖).
 
-    Conjugate gradients for A² x = A b. All steps lie in the range of A, so that x does not grow along the kernel.
+    Conjugate gradients for A² x = A b. All steps lie in the range of A, so x does not grow along the kernel.
     """
     enough = math.sqrt(torch.finfo(b.dtype).eps)
     r = b - product(x)
@@ -216,7 +216,7 @@ def _least_squares(product: Apply, x: Tensor, b: Tensor, largest: float, spent: 
 
 
 def _minres(product: Apply, x: Tensor, r: Tensor) -> Iterator[tuple[float, float]]:
-    """Paige and Saunders: the smallest residual over the Krylov space, by rotating the tridiagonal matrix upper."""
+    """Paige and Saunders: the smallest residual over the Krylov space, by rotations of the tridiagonal matrix."""
     residual = norm(r)
     yield residual, 0.0
     v, v_old = r / residual, torch.zeros_like(r)
@@ -233,7 +233,7 @@ def _minres(product: Apply, x: Tensor, r: Tensor) -> Iterator[tuple[float, float
         upper, pivot = c * delta + s * alpha, s * delta - c * alpha
         delta, beyond = -c * beta, s * beta
         gamma = math.hypot(pivot, beta)
-        # ‖A r‖/‖r‖ of the residual so far (Paige and Saunders 1975): nothing of b is left that A reaches.
+        # ‖A r‖/‖r‖ of the residual so far (Paige and Saunders 1975): if 0, the rest of b is outside the range of A.
         if min(math.hypot(pivot, delta), gamma) <= eps**REACH * scale:
             return
         c, s = pivot / gamma, beta / gamma

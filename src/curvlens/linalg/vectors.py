@@ -1,4 +1,4 @@
-"""Scalars of long vectors: float64, slice by slice, so that no vector is copied to float64 as a whole."""
+"""Scalars of long vectors: in float64, slice by slice, so that no whole vector is copied to float64."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 LONG = 1 << 22
-"""Numbers beyond which passes over a vector show beside products."""
+"""Beyond this length, passes over a vector take noticeable time beside products."""
 CACHED = 1 << 19
 """Entries at a time on a CPU: 4 MiB in float64, which stays in the cache between the cast and the sum."""
 STREAMED = 1 << 21
-"""The same where nothing is cast, and slices are for accuracy: 8 MiB in float32."""
+"""The same if nothing is cast and slices are only for accuracy: 8 MiB in float32."""
 LAUNCHED = 1 << 22
 """The same on other devices, where a slice costs kernel launches: 32 MiB."""
 
 
 def slices(n: int, rows: int, device: torch.device, entries: int = CACHED) -> Iterator[slice]:
-    """Cuts of n columns, such that ``rows`` of them are one portion of work, of so many ``entries`` on a CPU."""
+    """Cut n columns so that ``rows`` rows of a slice are one portion of work: ``entries`` numbers on a CPU."""
     width = max((entries if device.type == "cpu" else LAUNCHED) // max(rows, 1), 1024)
     for start in range(0, n, width):
         yield slice(start, min(start + width, n))

@@ -1,9 +1,9 @@
-"""What is minimised: a sum over tokens and one division by their number.
+"""Losses: a sum over tokens and one division by their number.
 
-The protocol (only the first two are needed; `Loss` gives defaults for the others):
+The protocol (only the first two are required; `Loss` has defaults for the others):
 
-- ``outputs(model, batch)``: the split point f(θ), a tensor or a tree of tensors; the Gauss–Newton part is taken here;
-- ``sum_and_count(outputs, batch) → (sum, count)``: the sum of the token losses, and what their total is divided by;
+- ``outputs(model, batch)``: the outputs f(θ), a tensor or a tree of tensors, at which H is split into G and F;
+- ``sum_and_count(outputs, batch) → (sum, count)``: the sum of the token losses, and the number to divide by;
 - ``curvature(outputs, batch, t)``: the Hessian of the sum with respect to the outputs, applied to ``t``;
 - ``sqrt_curvature(outputs, batch, z)``: a square root of it; ``sample(outputs, batch, generator)``: gradients at
   the outputs for labels drawn from the model, whose covariance it is; ``convex``: whether it is positive semidefinite.

@@ -17,7 +17,7 @@ Outputs = Any
 
 
 class Loss:
-    """A loss with a split point; subclasses say at least `sum_and_count`."""
+    """A loss of a model's outputs. Subclasses define at least `sum_and_count`."""
 
     convex: bool = False
     """Whether the sum is a convex function of the outputs, so that the Gauss–Newton matrix is positive semidefinite."""
@@ -26,14 +26,14 @@ class Loss:
     row_wise: bool = True
     """Whether the loss of a row (`row_dim`) of the outputs depends on this row alone."""
     row_dim: int = -1
-    """The axis of the outputs along which a row runs: that of the classes."""
+    """The axis of a row in the outputs: that of the classes."""
 
     def for_model(self, model: nn.Module) -> Loss:
-        """The loss as it applies to this model; itself, where models make no difference."""
+        """The loss for this model. The default returns the loss itself."""
         return self
 
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        """What the model returns, all of it if that is a tuple; of a Hugging Face output the logits."""
+        """What the model returns, including all entries of a tuple; for a Hugging Face output, its logits."""
         return as_returned(batches.call(model, batches.split_target(batch)[0]))
 
     def convex_on(self, data: Iterable[Batch]) -> bool:
@@ -76,7 +76,7 @@ class Loss:
 
     @property
     def has_sqrt_curvature(self) -> bool:
-        """Whether the loss says its `sqrt_curvature`."""
+        """Whether the loss defines `sqrt_curvature`."""
         return getattr(self.sqrt_curvature, "__func__", None) is not Loss.sqrt_curvature
 
     def sample(self, outputs: Outputs, batch: Batch, generator: torch.Generator) -> Outputs:
@@ -88,7 +88,7 @@ class Loss:
 
 
 def as_returned(result: Any) -> Any:
-    """The logits of a Hugging Face output, or what a model returned as it is."""
+    """The logits of a Hugging Face output; any other result unchanged."""
     for holder in ("logits", "prediction_logits", "last_hidden_state"):
         found = result.get(holder) if isinstance(result, Mapping) else getattr(result, holder, None)
         if isinstance(found, Tensor):
@@ -103,7 +103,7 @@ def main_output(result: Any) -> Any:
 
 
 def describe(value: Any) -> str:
-    """A value in the words of an error message."""
+    """A description of a value for an error message."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     if isinstance(value, (tuple, list)):

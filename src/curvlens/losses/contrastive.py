@@ -16,11 +16,11 @@ from curvlens.losses.base import Loss, describe, main_output
 
 
 class Contrastive(Loss):
-    """InfoNCE inside a batch: row i of the similarity logits has to find column i.
+    """InfoNCE inside a batch: the correct class of row i of the similarity logits is column i.
 
-    The outputs are the (n, n) similarities the model returns (a tensor, or ``logits_per_image`` of a CLIP). With
-    ``symmetric`` the mean of both directions. The loss of a sample depends on its batch: batches are never split, and
-    several batches are taken only with ``per_batch=True``, the mean over the batches just as they are given.
+    The outputs are the (n, n) similarities that the model returns (a tensor, or ``logits_per_image`` of a CLIP).
+    ``symmetric`` takes the mean of both directions. The loss of a sample depends on its batch, so batches are never
+    split. Several batches need ``per_batch=True``: the mean over the batches as given.
     """
 
     convex = True
@@ -70,7 +70,7 @@ class Contrastive(Loss):
 
     @property
     def has_sqrt_curvature(self) -> bool:
-        """Only in one direction."""
+        """Whether there is a square root: only for one direction."""
         return super().has_sqrt_curvature and not self.symmetric
 
     def sample(self, outputs: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:

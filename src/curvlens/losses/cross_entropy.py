@@ -18,7 +18,7 @@ from curvlens.losses.base import Loss, Outputs, describe, main_output
 class CrossEntropy(Loss):
     """``F.cross_entropy`` over the tokens of all batches: class indices, or probabilities of the logits' shape.
 
-    ``class_dim`` is the axis of the classes in the outputs (the last; 1 in the layout of images).
+    ``class_dim`` is the axis of the classes in the outputs: the last by default, 1 in the layout of images.
     """
 
     convex = True
@@ -49,13 +49,13 @@ class CrossEntropy(Loss):
         )
 
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        """What the model returns; of a tuple the first entry, of a Hugging Face output the logits."""
+        """What the model returns; the first entry of a tuple, the logits of a Hugging Face output."""
         return main_output(batches.call(model, batches.split_target(batch)[0]))
 
     def convex_on(self, data: Iterable[Batch]) -> bool:
-        """Class indices: always. Probabilities: where none of their sums s is negative, since Λ = s (diag p − p pᵀ)."""
+        """True for class indices. For probabilities, True if no sum s is negative, because Λ = s (diag p − p pᵀ)."""
         if not self.convex or type(self).targets is not CrossEntropy.targets:
-            return self.convex  # targets of the user's own making may need the outputs
+            return self.convex  # a subclass may need the outputs for its targets
         for batch in data:
             labels = batches.split_target(batch)[1]
             if not isinstance(labels, Tensor) or not labels.is_floating_point():
@@ -119,7 +119,7 @@ class CrossEntropy(Loss):
         return self.weight.to(logits)
 
     def _mass(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """s_i = Σ_c q_ic: what multiplies log-sum-exp in the loss of token i."""
+        """s_i = Σ_c q_ic: the factor of log-sum-exp in the loss of token i."""
         smoothing, classes = self.label_smoothing, logits.shape[-1]
         weight = self._weights(logits)
         wide = torch.promote_types(logits.dtype, torch.float32)
@@ -170,7 +170,7 @@ class CrossEntropy(Loss):
         return counted.reshape(shape), labels.reshape(shape), logits.argmax(-1).reshape(shape)
 
     def _in_rows(self, outputs: Tensor, batch: Batch, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """``apply(logits, mass)`` on (tokens, classes), put back into the layout of the outputs."""
+        """``apply(logits, mass)`` on (tokens, classes), in the layout of the outputs."""
         logits, targets = self._rows(outputs, batch)
         result = apply(logits, self._mass(logits, targets))
         return result.reshape(outputs.movedim(self.class_dim, -1).shape).movedim(-1, self.class_dim)
@@ -196,7 +196,7 @@ class CrossEntropy(Loss):
 
 
 def _with_root(mass: Tensor) -> Tensor:
-    """The masses of the tokens, none of them negative."""
+    """The masses of the tokens. Raise an error if one is negative."""
     if bool((mass < 0).any()):
         raise CurvlensError(
             f"The labels of a token sum to {float(mass.min()):.3g}. With a negative sum the cross-entropy is no "

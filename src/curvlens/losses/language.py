@@ -19,7 +19,7 @@ from curvlens.losses.cross_entropy import CrossEntropy
 
 
 class MaskedLM(CrossEntropy):
-    """Cross-entropy at the masked tokens; all others carry the label −100, as Hugging Face's ``labels=`` wants it."""
+    """Cross-entropy at the masked tokens. All others have the label −100, as for Hugging Face's ``labels=``."""
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The logits of the language model, called without its labels."""
@@ -27,11 +27,11 @@ class MaskedLM(CrossEntropy):
 
 
 class CausalLM(CrossEntropy):
-    """The next-token loss, equal to Hugging Face's ``labels=``: the labels are not shifted, the loss does it.
+    """The next-token loss, equal to Hugging Face's ``labels=``: give unshifted labels, the loss shifts them.
 
-    Without labels they are ``input_ids``, with −100 where ``attention_mask`` is 0 and where it is 0 one place before:
-    behind padding on the left, a text's first token has nothing to be predicted from. An encoder–decoder predicts its
-    labels in place and shifts nothing. ``shift=False`` is for labels that are shifted already.
+    Without labels the targets are ``input_ids``, with −100 if ``attention_mask`` is 0 at the token or at the one before
+    it: after padding on the left, nothing predicts the first token of a text. An encoder–decoder predicts its labels in
+    place, without a shift. Use ``shift=False`` for labels that are already shifted.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CausalLM(CrossEntropy):
         return language_model_logits(model, batch)
 
     def targets(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """For every position the token that follows it."""
+        """The next token for every position."""
         inputs, labels = batches.split_target(batch)
         tokens = inputs.get("input_ids") if isinstance(inputs, Mapping) else inputs
         tokens = tokens if isinstance(tokens, Tensor) else None
@@ -66,7 +66,7 @@ class CausalLM(CrossEntropy):
             return self._labels(batch)
         if labels is None:
             if tokens is None:
-                return self._labels(batch)  # says what is missing
+                return self._labels(batch)  # raises an error that says what is missing
             mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
             labels = tokens if mask is None or mask.ndim != 2 else tokens.where(both(mask != 0), self.ignore_index)
         elif _already_shifted(tokens, labels):
@@ -79,12 +79,12 @@ class CausalLM(CrossEntropy):
 
 
 def both(real: Tensor) -> Tensor:
-    """Where a token and the one before it are there, (…, L): the first has none before it, and is not predicted."""
+    """Where both a token and the one before it are real, (…, L). The first token of a row is not predicted."""
     return real & torch.cat([torch.zeros_like(real[..., :1]), real[..., :-1]], -1)
 
 
 def _already_shifted(tokens: Tensor | None, labels: Tensor) -> bool:
-    """Whether ``labels[t]`` is ``tokens[t + 1]`` all along and ``labels[t]`` is not simply ``tokens[t]``."""
+    """Whether ``labels[t]`` is ``tokens[t + 1]`` everywhere, and not ``tokens[t]``."""
     if tokens is None or tokens.shape != labels.shape or tokens.shape[-1] < 3 or tokens.is_floating_point():
         return False
     same = (labels[..., :-1] == tokens[..., 1:]) | (labels[..., :-1] < 0)
@@ -107,7 +107,7 @@ def language_model_logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def decoder_inputs(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor | None) -> Tensor:
-    """The decoder inputs of the batch, or the labels shifted right by the model's own rule."""
+    """The decoder inputs in the batch, or the labels shifted right by the model's own rule."""
     given = inputs.get("decoder_input_ids")
     if isinstance(given, Tensor):
         return given
@@ -117,14 +117,14 @@ def decoder_inputs(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor |
         )
     for rule in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
         if hasattr(model, rule):
-            shifted = getattr(model, rule)(labels.clone())  # FSMT's rule writes into them
+            shifted = getattr(model, rule)(labels.clone())  # FSMT's rule writes into its argument
             assert isinstance(shifted, Tensor)
             return shifted
     return _shifted_as_its_module_does(model, labels)
 
 
 def _shifted_as_its_module_does(model: nn.Module, labels: Tensor) -> Tensor:
-    """``shift_tokens_right`` of the file that a model is written in: Whisper, M2M100 and Blenderbot have no method."""
+    """``shift_tokens_right`` of the model's Python module: Whisper, M2M100 and Blenderbot have no method for it."""
     for kind in (kind for module in model.modules() for kind in type(module).__mro__):
         shift = getattr(sys.modules.get(kind.__module__), "shift_tokens_right", None)
         if shift is not None:

@@ -21,7 +21,7 @@ class MSE(Loss):
         return "MSE()"
 
     def outputs(self, model: nn.Module, batch: Batch) -> Outputs:
-        """What the model returns; of a tuple the first entry, of a Hugging Face output the logits."""
+        """What the model returns; the first entry of a tuple, the logits of a Hugging Face output."""
         return main_output(batches.call(model, batches.split_target(batch)[0]))
 
     def sum_and_count(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, int]:

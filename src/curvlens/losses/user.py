@@ -1,4 +1,4 @@
-"""Losses of the user's own making."""
+"""Losses defined by the user."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class FromOutputs(Loss):
 
 
 def _about_the_outputs(error: Exception, outputs: Outputs) -> bool:
-    """Whether a loss took its outputs for something else: a tuple for a tensor, or logits for all of an output."""
+    """Whether a loss expected other outputs: a tensor instead of a tuple, or a whole output instead of its logits."""
     kind = type(outputs).__name__
     return f"{kind!r} object has no attribute" in str(error) or f"must be Tensor, not {kind}" in str(error)
 
 
 class FromModel(Loss):
-    """A user's ``(model, batch) → number`` or ``→ (sum, count)``: no split point, so a Hessian but no G and no F."""
+    """A user's ``(model, batch) → number`` or ``→ (sum, count)``. It hides the outputs: H exists, but not G and F."""
 
     def __init__(self, function: Callable[[nn.Module, Batch], Any]) -> None:
         self._function = function
@@ -70,19 +70,19 @@ class FromModel(Loss):
         return f"FromModel({getattr(self._function, '__name__', type(self._function).__name__)})"
 
     def outputs(self, model: nn.Module, batch: Batch) -> tuple[Any, ...]:
-        """What the function returned: a sum and a count, or one number of unknown weight."""
+        """What the function returned: a sum and a count, or one number without a count."""
         result = self._function(model, batch)
         return result if isinstance(result, tuple) else (result,)
 
     def sum_and_count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Any]:
-        """The pair itself; a lone number counts once."""
+        """The pair; a single number counts once."""
         if len(outputs) > 2:
             raise CurvlensError(f"The loss returned {len(outputs)} values, expected a number or (sum, count).")
         return outputs[0], outputs[1] if len(outputs) == 2 else 1
 
 
 def as_loss(loss: Any) -> Loss:
-    """Whatever the user calls a loss, as one that follows the protocol."""
+    """Convert what the user gave to a `Loss`."""
     if isinstance(loss, type) and issubclass(loss, Loss):
         raise CurvlensError(f"The loss is the class {loss.__name__}, not an instance. Make one: {loss.__name__}().")
     if isinstance(loss, Loss):
@@ -109,7 +109,7 @@ def as_loss(loss: Any) -> Loss:
 
 
 def _without_stale_forms(loss: Loss) -> Loss:
-    """A subclass that says only `sum_and_count` anew has other derivatives than the loss it inherits from."""
+    """Reset inherited closed forms if a subclass redefines only `sum_and_count`: its derivatives differ."""
     order = type(loss).__mro__
 
     def rank(method: str) -> int:

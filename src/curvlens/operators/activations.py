@@ -1,4 +1,4 @@
-"""The Hessian of the loss with respect to what a module gives: the curvature that arrives there from behind."""
+"""The Hessian of the loss with respect to the output of a module."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Of = Literal["hessian", "ggn", "functional"]
 
 
 class ActivationHessian(Operator):
-    """∂²ℓ/∂z² for the activations z that one call of a module gives, of all samples and tokens."""
+    """∂²ℓ/∂z² for the output z of one call of a module, over all samples and tokens."""
 
     def __init__(self, problem: Problem, recordings: Recordings, path: str, call: int, of: Of) -> None:
         shapes, said = [_shape(recording.results[path][call]) for recording in recordings], path or "the model"
-        # one batch is the whole; of many, each is a block
+        # one batch: no blocks; several batches: each is a block
         names = [said] if len(shapes) == 1 else [f"{said}[{i}]" for i in range(len(shapes))]
         layout = Layout(dict(zip(names, shapes, strict=True)))
         super().__init__(
@@ -41,7 +41,7 @@ class ActivationHessian(Operator):
         self._recordings = recordings
 
     def __getitem__(self, key: Any) -> Operator:
-        """``A[path]`` is A itself; with many batches ``A["h.0[1]"]`` is that of the second."""
+        """``A[path]`` is A itself. With several batches ``A["h.0[1]"]`` is the block of the second."""
         known = {self.path: list(self.rows.shapes), **{name: [name] for name in self.rows.shapes}}
 
         def meant(names: Any) -> list[str]:
@@ -70,7 +70,7 @@ class ActivationHessian(Operator):
 
 
 class _Block(Operator):
-    """Some batches of all."""
+    """The block of some batches."""
 
     def __init__(self, whole: ActivationHessian, rows: Layout, columns: Layout) -> None:
         same = rows == columns
@@ -87,7 +87,7 @@ class _Block(Operator):
 
 
 def _shape(leaf: Tensor | None) -> tuple[int, ...]:
-    assert leaf is not None  # checked before
+    assert leaf is not None  # `activation_hessian` checks it
     return tuple(leaf.shape)
 
 
@@ -95,8 +95,8 @@ def _shape(leaf: Tensor | None) -> tuple[int, ...]:
 def activation_hessian(problem: Problem, path: str, *, of: Of = "hessian", call: int = 0) -> ActivationHessian:
     """The Hessian, its Gauss–Newton or its functional part, with respect to the output of the module at ``path``.
 
-    ``call`` says which, for a module that is called more than once; -1 is the last. The order is that of the output,
-    flattened; with many batches, one after the other.
+    ``call`` selects a call of a module that is called more than once; -1 is the last. The order of the rows is that of
+    the flattened output; several batches follow each other.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)).double()
     >>> problem = Problem(model, (torch.ones(1, 2).double(), torch.zeros(1, 1)), MSE())

@@ -1,4 +1,4 @@
-"""Operators made of operators: multiples, sums, blocks, and those of other libraries."""
+"""Operators built from operators: multiples, sums, blocks, and operators of other libraries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Scaled(Operator):
 
     @property
     def precision(self) -> torch.dtype:
-        """That of A."""
+        """The precision of A."""
         return self.inner.precision
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
@@ -89,7 +89,7 @@ class Sum(Operator):
 
     @property
     def precision(self) -> torch.dtype:
-        """That of the less precise term."""
+        """The precision of the less precise term."""
         return max((term.precision for term, _ in self.terms), key=lambda dtype: torch.finfo(dtype).eps)
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
@@ -106,7 +106,7 @@ class Sum(Operator):
 
 
 class Identity(Operator):
-    """1, on the vectors of another operator."""
+    """The identity on the vectors of another operator."""
 
     def __init__(self, like: Operator) -> None:
         if like.rows != like.columns:
@@ -123,17 +123,17 @@ class Identity(Operator):
 
 
 class Wrapped(Operator):
-    """Somebody else's operator: a tensor, an array, or anything with ``shape`` and ``@``.
+    """A foreign matrix or operator: a tensor, an array, or anything with ``shape`` and ``@``.
 
-    An operator that says its ``dtype`` is given vectors in that dtype. The entries of a matrix (tensor, array, sparse)
-    are numbers like any others: products with it are made in the dtype of the vectors.
+    An operator with a ``dtype`` gets vectors in that dtype. A matrix (tensor, array, sparse) is multiplied in the dtype
+    of the vectors.
     """
 
     def __init__(self, inner: Any, rows: Layout, columns: Layout, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(rows, columns, dtype=dtype, device=device, name=type(inner).__name__)
         self.inner = inner
         self.declared = None if _is_matrix(inner) else declared_dtype(inner)
-        # A matrix can be looked at; of other operators symmetry has to be said.
+        # The symmetry of a matrix can be checked; that of other operators has to be declared.
         if isinstance(inner, Tensor) and inner.layout == torch.strided and rows == columns:
             self.symmetric = bool(torch.equal(inner, inner.T))
         if isinstance(inner, np.ndarray) and rows == columns:
@@ -141,7 +141,7 @@ class Wrapped(Operator):
 
     @property
     def precision(self) -> torch.dtype:
-        """What it says itself, if that is lower than the dtype of the vectors."""
+        """The declared dtype, if it is lower than the dtype of the vectors."""
         if self.declared is None or torch.finfo(self.declared).eps < torch.finfo(self.dtype).eps:
             return self.dtype
         return self.declared
@@ -149,7 +149,7 @@ class Wrapped(Operator):
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         if isinstance(self.inner, Tensor):
             return self.inner.to(vectors) @ vectors
-        # Copies in and out: an operator may write to its argument, or return a buffer that it uses again.
+        # Copy in and out: an operator may write into its argument, or return a buffer that it uses again.
         if _is_matrix(self.inner) or isinstance(self.inner, sla.LinearOperator):
             kind = torch.float32 if self.declared == torch.float32 else torch.float64  # numpy has no bfloat16
             given = vectors.to("cpu", kind, copy=True).numpy()
@@ -171,7 +171,7 @@ class Wrapped(Operator):
 
 
 class Restricted(Operator):
-    """A block of an operator that only knows its whole: pad with zeros, apply, cut out."""
+    """A block of an operator without blocks of its own: pad with zeros, apply, cut out."""
 
     def __init__(self, inner: Operator, rows: Layout, columns: Layout) -> None:
         super().__init__(
@@ -187,7 +187,7 @@ class Restricted(Operator):
 
     @property
     def precision(self) -> torch.dtype:
-        """That of the whole."""
+        """The precision of the whole operator."""
         return self.inner.precision
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
@@ -202,7 +202,7 @@ class Restricted(Operator):
 
 
 def nameless(layout: Layout) -> bool:
-    """Whether a layout is that of somebody else's vectors, of which nothing is known but their length."""
+    """Whether a layout belongs to foreign vectors: only their length is known."""
     return layout.names in (("rows",), ("columns",))
 
 
@@ -210,7 +210,7 @@ _DAMPING = "Damping is written H + c * H.identity()."
 
 
 def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
-    """Any matrix or operator as ours; names, dtype and device of ``like`` are taken over where the shapes agree."""
+    """Any matrix or operator as an `Operator`, with names, dtype and device of ``like`` if the shapes agree."""
     if isinstance(matrix, Operator):
         return matrix
     if isinstance(matrix, Problem):
@@ -227,7 +227,7 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
     )
     if _dtype_name(matrix).startswith("complex"):
         raise CurvlensError("The matrix is complex, expected a real one.")
-    # An array is multiplied in float64 whatever its entries, as a LinearOperator of float64 would be.
+    # An array is multiplied in float64 whatever its dtype, as a float64 LinearOperator would be.
     by_itself = isinstance(matrix, Tensor) or not _is_matrix(matrix)
     dtype = (declared_dtype(matrix) if by_itself else None) or torch.float64
     device = matrix.device if isinstance(matrix, Tensor) else torch.device("cpu")
@@ -237,7 +237,7 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
 
 
 def declared_dtype(matrix: Any) -> torch.dtype | None:
-    """The floating dtype that an operator says it has, in torch's, numpy's or plain words; None if it says none.
+    """The floating dtype that an operator declares, as a torch or numpy dtype or a string; None if it has none.
 
     >>> declared_dtype(np.zeros((1, 1), dtype=np.float32)), declared_dtype(torch.eye(1, dtype=torch.int64))
     (torch.float32, None)
@@ -258,5 +258,5 @@ def _dtype_name(matrix: Any) -> str:
 
 
 def _is_matrix(inner: Any) -> bool:
-    """Whether the entries are there to be looked at."""
+    """Whether the entries can be read."""
     return isinstance(inner, (Tensor, np.ndarray)) or scipy.sparse.issparse(inner)

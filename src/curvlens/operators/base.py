@@ -1,8 +1,8 @@
-"""A matrix known by its products: algebra, blocks, conversions.
+"""A matrix that is known by its products: algebra, blocks, conversions.
 
-An operator maps vectors in the order of ``columns`` to vectors in the order of ``rows``. Everything with a ``shape``
-and ``@`` (a tensor, a numpy array, a scipy ``LinearOperator``, another library's operator) can stand where an operator
-is expected.
+An operator maps vectors in the order of ``columns`` to vectors in the order of ``rows``. Any object with a ``shape``
+and ``@`` (a tensor, a numpy array, a scipy ``LinearOperator``, another library's operator) is accepted where an
+operator is expected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BlockName = str | Iterable[str]
 
 
 class Operator:
-    """A linear operator on vectors of parameters; subclasses say `_apply` and, if they have blocks, `_block`."""
+    """A linear operator on vectors of parameters. Subclasses define `_apply` and, if they have blocks, `_block`."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Operator:
         self.psd = psd
         self.name = name
         self.transpose_of: Operator | None = None
-        """The operator that this is the transpose of, if it was made as one."""
+        """The operator whose transpose this is, if it was made by ``.T``."""
 
     @property
     def precision(self) -> torch.dtype:
-        """The dtype in which products are made, which may be lower than `dtype`, that of the vectors."""
+        """The dtype in which products are computed. It may be lower than `dtype`, that of the vectors."""
         return self.dtype
 
     @property
@@ -66,7 +66,7 @@ class Operator:
         return printable(f"{self.name}({self.shape[0]} × {self.shape[1]}, {', '.join([dtype, *tags])})")
 
     def provenance(self) -> dict[str, Any]:
-        """What it is, for the record of a result."""
+        """A description for the record of a result."""
         return {
             "operator": self.name,
             "shape": list(self.shape),
@@ -76,10 +76,10 @@ class Operator:
             "family": self.rows.blocks.family,
         }
 
-    # What a subclass says
+    # For subclasses
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
-        """(columns, k) → (rows, k)."""
+        """The product with k vectors, (columns, k) → (rows, k)."""
         raise NotImplementedError
 
     def _block(self, rows: Layout, columns: Layout) -> Operator:
@@ -87,20 +87,20 @@ class Operator:
         raise CurvlensError(f"{self.name} has no named blocks.")
 
     def _with_names(self, rows: Layout, columns: Layout) -> Operator:
-        """The same on these rows and columns, if its own have no names and are as many."""
+        """The same operator with these names for rows and columns, if its own have none and the sizes agree."""
         return self
 
     def _transposed(self) -> Operator:
-        """The transpose; an operator that is not symmetric says it itself."""
+        """The transpose. Subclasses that are not symmetric override it."""
         raise CurvlensError(f"{self!r} does not know its transpose.")
 
-    # What a user writes
+    # For users
 
     @as_found
     def apply(self, v: Any, progress: Progress | None = None) -> Any:
-        """The product with a flat vector, a matrix of columns or a dict by parameter name: the same kind back.
+        """The product with a flat vector, a matrix of columns or a dict by parameter name, in the same format.
 
-        ``progress(done, total)`` is called as the work goes on.
+        ``progress(done, total)`` is called during the work.
         """
         if isinstance(v, Mapping):
             flat = self.columns.flatten(v, dtype=self.dtype, device=self.device)
@@ -128,7 +128,7 @@ class Operator:
         return v.detach().to(device=self.device, dtype=self.dtype)
 
     def __matmul__(self, v: Any) -> Any:
-        """The product with vectors, or with another operator."""
+        """The product with vectors, or the composition with another operator."""
         if isinstance(v, (Operator, sla.LinearOperator)) or scipy.sparse.issparse(v):
             from curvlens.operators.composition import compose
 
@@ -146,10 +146,10 @@ class Operator:
         return Identity(self)
 
     def __getitem__(self, key: Any) -> Operator:
-        """``H[a]`` is ``H[a, a]``; ``H[a, b]`` takes a vector of block b to block a; a list of names is their union.
+        """``H[a]`` is ``H[a, a]``; ``H[a, b]`` maps vectors of block b to block a; a list of names is their union.
 
         A name is that of a block (``h.3.attn.q``), a head (``h.3.attn.q.0``), a layer (``h.3``), a role (``attn.q``) or
-        a parameter, or a pattern.
+        a parameter; patterns work too.
         """
         pair = key if isinstance(key, tuple) else (key, key)
         if len(pair) != 2:
@@ -159,7 +159,9 @@ class Operator:
         return self._block(self.rows.select(pair[0]), self.columns.select(pair[1]))
 
     def blocks(self, by: By = "block") -> dict[str, Operator]:
-        """The diagonal blocks by name: by layer and role, or by head, layer, role or parameter."""
+        """The diagonal blocks by name. ``by`` is ``"block"`` (layer and role), ``"head"``, ``"layer"``, ``"role"`` or
+        ``"parameter"``.
+        """
         if self.rows != self.columns:
             raise CurvlensError(f"{self!r} has no diagonal blocks: its rows and columns are different parameters.")
         layouts = {name: self.rows.of(block) for name, block in self.rows.blocks.by(by).items()}
@@ -167,7 +169,7 @@ class Operator:
 
     @property
     def T(self) -> Operator:  # noqa: N802 - as everywhere
-        """The transpose; that of a transpose is the operator itself."""
+        """The transpose. The transpose of a transpose is the original operator."""
         if self.symmetric:
             return self
         if self.transpose_of is not None:
@@ -190,9 +192,9 @@ class Operator:
 
     @as_found
     def dense(self, progress: Progress | None = None) -> Tensor:
-        """The matrix itself, column by column: for small operators.
+        """The dense matrix, computed column by column; for small operators.
 
-        ``progress(done, total)`` is called as the work goes on; the total is None where it is not known.
+        ``progress(done, total)`` is called during the work; ``total`` is None if it is not known.
         """
         needed = self.shape[0] * self.shape[1] * (self.dtype.itemsize + 8)
         free = available_bytes(self.device)
@@ -204,7 +206,7 @@ class Operator:
         return self._apply(torch.eye(self.shape[1], dtype=self.dtype, device=self.device), progress)
 
     def solve(self, b: Any, *, damping: float = 0.0, **options: Any) -> Solution:
-        """x with (A + damping) x = b, by products alone; ``.x`` is the kind b was. Options: `curvlens.linalg.solve`."""
+        """Solve (A + damping) x = b by products alone; ``.x`` has the format of b. Options: `curvlens.linalg.solve`."""
         from curvlens.linalg import solve
 
         return solve(self, b, damping=damping, **options)
@@ -216,7 +218,7 @@ class Operator:
         return Inverse(self, damping, options)
 
     def to_scipy(self) -> sla.LinearOperator:
-        """The operator for scipy, on numpy arrays."""
+        """The operator as a scipy ``LinearOperator`` on numpy arrays."""
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
 
         def product(of: Operator, x: Any) -> Any:
@@ -232,7 +234,7 @@ class Operator:
             rmatmat=lambda x: product(self.T, x),
         )
 
-    # Algebra (sums and multiples are operators themselves: their module imports this one)
+    # Algebra (imported inside: the module of sums and multiples imports this one)
 
     def __add__(self, other: Any) -> Operator:
         from curvlens.operators.algebra import add
@@ -240,7 +242,7 @@ class Operator:
         return add(self, 1.0, other, 1.0)
 
     def __radd__(self, other: Any) -> Operator:
-        if isinstance(other, int) and other == 0:  # where sum() starts
+        if isinstance(other, int) and other == 0:  # sum() starts with 0
             return self
         return self.__add__(other)
 
@@ -266,5 +268,5 @@ class Operator:
     def __neg__(self) -> Operator:
         return self.__mul__(-1.0)
 
-    # numpy must leave `array @ operator` and `number * operator` to us
+    # tells numpy to leave `array @ operator` and `number * operator` to this class
     __array_ufunc__ = None

@@ -1,4 +1,4 @@
-"""A closed-form Hessian as an operator, so that eigenvalues, densities and estimates run on it."""
+"""A closed-form Hessian as an operator: `eigs`, `density`, `trace` and others accept it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from curvlens.operators.base import Operator, Progress
 
 
 class ClosedForm(Operator):
-    """Products of a closed form, or of a block of it."""
+    """The operator of a closed form, or of a block of it."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ClosedForm(Operator):
 
 
 def closed_form(of: Any, part: Literal["outer", "functional", "total"] = "total") -> Operator:
-    """An operator of a Hessian of `curvlens.calculus` (or of one `Form` of it); its blocks go by the form's names.
+    """The operator of a Hessian of `curvlens.calculus`, or of one `Form` of it. Its blocks have the form's names.
 
     >>> from curvlens.calculus import attention
     >>> X, W = torch.eye(3, 2).double(), torch.eye(2).double()

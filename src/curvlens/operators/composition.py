@@ -1,7 +1,7 @@
-"""Products of operators: A @ B, AᵀA, congruences D A D; diagonal and low-rank ones to make them of.
+"""Products of operators: A @ B, AᵀA, congruences D A D; diagonal and low-rank operators as factors.
 
-A product is symmetric if it reads the same from behind with every factor transposed. With an even number of factors it
-is then BᵀB and positive semidefinite; with an odd number it is if the factor in the middle is.
+A product is symmetric if reversing the factors and transposing each gives the same factors. With an even number of
+factors it then is BᵀB, so positive semidefinite. With an odd number it is so if the middle factor is.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Diagonal(Operator):
 
 
 def diagonal(values: Tensor | np.ndarray | Mapping[str, Tensor] | Estimate) -> Operator:
-    """The operator that multiplies every entry by its own number: a flat vector, a dict by parameter name, or the
-    estimate that `curvlens.diagonal` returns.
+    """diag(values): multiply every entry by its own number. ``values`` is a flat vector, a dict by parameter name, or
+    the estimate that `curvlens.diagonal` returns.
 
-    Beside an operator of a problem it takes over the names of the parameters.
+    Combined with an operator of a problem, it gets the names of the parameters.
 
     >>> D = diagonal(torch.tensor([1.0, 2.0]))
     >>> (D @ torch.ones(2)).tolist(), D.psd
@@ -113,7 +113,7 @@ class LowRank(Operator):
 def compose(left: Operator, right: Any) -> Operator:
     """A @ B."""
     factors = [*_factors(left), *_factors(as_operator(right))]
-    # Names go from neighbour to neighbour, in both directions.
+    # Names pass between neighbouring factors, in both directions.
     for i in reversed(range(len(factors) - 1)):
         beside = factors[i + 1].rows
         factors[i] = factors[i]._with_names(beside, beside)
@@ -124,7 +124,7 @@ def compose(left: Operator, right: Any) -> Operator:
 
 
 class Composed(Operator):
-    """A₁ A₂ … A_m: m products, the last factor first."""
+    """A₁ A₂ … A_m. A product takes m products, starting with the last factor."""
 
     def __init__(self, factors: Sequence[Operator]) -> None:
         for one, other in pairwise(factors):
@@ -154,7 +154,7 @@ class Composed(Operator):
 
     @property
     def precision(self) -> torch.dtype:
-        """That of the least precise factor; a diagonal is as precise as the vectors."""
+        """The precision of the least precise factor. A diagonal is as precise as the vectors."""
         found = [f.precision for f in self.factors if not isinstance(f, Diagonal)] or [self.dtype]
         return max(found, key=lambda dtype: torch.finfo(dtype).eps)
 
@@ -170,7 +170,7 @@ class Composed(Operator):
         others = [i for i, f in enumerate(self.factors) if not isinstance(f, Diagonal)]
         if len(others) != 1:
             return Restricted(self, rows, columns)
-        # Diagonals act on every block by themselves: the block of D A D needs the block of A alone.
+        # A diagonal acts within each block, so the block of D A D needs only the block of A.
         at = others[0]
         left, right = self.factors[:at], self.factors[at + 1 :]
         return Composed(

@@ -1,4 +1,4 @@
-"""The operators of a problem: products over its data, restricted to some rows and columns."""
+"""The operators of a problem: sums of products over its data, restricted to some rows and columns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from curvlens.operators.products import GraphProduct
 from curvlens.problem import Problem
 
 Middle = Callable[[Graph, Sequence[Tensor]], Sequence[Tensor]]
-"""What stands between Jᵀ and J: a matrix at the outputs, applied to J v."""
+"""The matrix M in Jᵀ M J, as a function of J v at the outputs."""
 
 RootDraw = Callable[[Graph, int], Sequence[Tensor]]
-"""A square root of the middle applied to random signs, which are given by a seed."""
+"""A square root of M applied to random signs of a given seed."""
 
 
 def require_problem(problem: object, name: str) -> None:
-    """An operator belongs to a problem."""
+    """Raise an error if ``problem`` is not a Problem."""
     if not isinstance(problem, Problem):
         raise CurvlensError(f"{name} was given {a_kind(problem)}, expected a Problem(model, data, loss).")
 
@@ -59,13 +59,13 @@ class Curvature(Operator):
         self._convex = psd
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
-        rows, columns = self.rows.whole, self.columns.whole  # graphs know whole parameters only
+        rows, columns = self.rows.whole, self.columns.whole  # graphs have whole parameters only
         vectors = columns.embed(self.columns, vectors)
         applied = products.apply(self.problem._evaluation, self._product, rows, columns, vectors, progress)
         return rows.extract(self.rows, applied)
 
     def each(self, vectors: Sequence[Tensor], progress: Progress | None = None) -> Iterator[Tensor]:
-        """The products with flat vectors, of whole parameters, one at a time: no matrix is made of them."""
+        """The products with flat vectors of whole parameters, one at a time, without a matrix of them."""
         return products.each(self.problem._evaluation, self._product, self.rows, self.columns, vectors, progress)
 
     def _block(self, rows: Layout, columns: Layout) -> Curvature:
@@ -75,7 +75,7 @@ class Curvature(Operator):
         return self._block(self.columns, self.rows)
 
     def provenance(self) -> dict[str, Any]:
-        """What it is, and of which problem."""
+        """A description of the operator and its problem, for the record of a result."""
         return {**super().provenance(), "n_tokens": self.problem.n_tokens, "loss": repr(self.problem.loss_function)}
 
 
@@ -106,11 +106,11 @@ class GaussNewton(Curvature):
 
     @property
     def has_roots(self) -> bool:
-        """Whether `roots` can be drawn: a square diagonal block, and a loss with a square root of its curvature."""
+        """Whether `roots` works: this is a square diagonal block, and the loss has a square root of its curvature."""
         return self._root is not None and self.rows == self.columns
 
     def roots(self, seeds: Sequence[int], progress: Progress | None = None) -> Iterator[tuple[Parts, float]]:
-        """For each seed u = Jᵀ M^½ z by whole parameters, and c with E u uᵀ / c = this matrix: one backward pass."""
+        """For each seed u = Jᵀ M^½ z by whole parameters, and c with E u uᵀ / c = this matrix, by one backward pass."""
         root, whole = self._root, self.rows.whole
         assert root is not None
 
@@ -121,7 +121,7 @@ class GaussNewton(Curvature):
             yield total.parts(), count
 
     def _quadratic(self, v: Tensor) -> float:
-        """⟨J v, M J v⟩: half the cost of a product, since nothing is pulled back to the parameters."""
+        """⟨J v, M J v⟩: half the cost of a product, because no backward pass to the parameters is needed."""
         columns = self.columns.whole
         parts = columns.unflatten(columns.embed(self.columns, v))
         total, evaluation = Number(), self.problem._evaluation
@@ -136,7 +136,7 @@ class GaussNewton(Curvature):
 
 
 def require_outputs(problem: Problem, what: str) -> None:
-    """A loss of the model hides the outputs at which the Gauss–Newton part is split off."""
+    """Raise an error if the loss takes the model as a whole: the Gauss–Newton part needs outputs."""
     if isinstance(problem.loss_function, FromModel):
         raise CurvlensError(
             f"{problem.loss_function!r} maps the model to a number and so hides the outputs at which {what} splits the "

@@ -1,7 +1,7 @@
-"""Fisher matrices: Gauss–Newton matrices whose middle is an outer product of gradients at the outputs.
+"""Fisher matrices: Gauss–Newton matrices with outer products of output gradients in the middle.
 
-A *row* of the outputs are the logits of one token (the last axis, or ``class_dim``). With the gradient e_i of the loss
-of token i at its row, both are (1/n) Σ_i J_iᵀ e_i e_iᵀ J_i; they differ in the label that e_i is taken for.
+A *row* of the outputs is the logits of one token (the last axis, or ``class_dim``). With the gradient e_i of the loss
+of token i with respect to its row, both matrices are (1/n) Σ_i J_iᵀ e_i e_iᵀ J_i. They differ in the label of token i.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from curvlens.problem import Problem
 
 
 def fisher(problem: Problem, *, samples: int = 1, seed: int = 0) -> Curvature:
-    """The Fisher matrix with labels drawn from the model, ``samples`` for every token: an unbiased estimate of G.
+    """The Fisher matrix with ``samples`` labels drawn from the model for every token: an unbiased estimate of G.
 
-    The labels of a sample depend on the seed and on its place in the data alone, so every product sees the same ones,
-    however the data is batched. A kept graph holds ``samples`` tensors of the outputs' size for them.
+    The labels of a sample depend only on the seed and on its place in the data. So every product uses the same labels,
+    however the data is batched. A kept graph stores ``samples`` tensors of the outputs' size for them.
     """
     if samples < 1:
         raise CurvlensError(f"samples={samples}, expected 1 or more.")
@@ -61,7 +61,7 @@ def empirical_fisher(problem: Problem) -> Curvature:
 
 
 def _outer(e: Tensor, x: Tensor, row: int) -> Tensor:
-    """e ⟨e, x⟩ in every row; outputs with one axis have rows of one number."""
+    """e ⟨e, x⟩ in every row. Outputs with one axis have rows of one number."""
     return e * (e * x).sum(row, keepdim=True) if e.ndim > 1 else e * e * x
 
 
@@ -83,5 +83,5 @@ def _require_rows(problem: Problem, name: str) -> None:
 
 @torch.no_grad()
 def _labels(boundary: LossBoundary, seed: int) -> list[Tensor]:
-    """Gradients at the outputs for drawn labels."""
+    """Gradients at the outputs for labels drawn from the model."""
     return drawn(boundary, seed, boundary.loss.sample)

@@ -1,4 +1,4 @@
-"""How much memory the products of an operator take."""
+"""The memory that products with an operator take."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from curvlens.operators.curvature import Curvature
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes, as far as they are known beforehand: what the model needs to go through its layers is not."""
+    """Bytes, as far as they are known beforehand. The memory of the model's own layers is not included."""
 
     kept: int
-    """Held from the first product on: graphs, and the copy of the model that they are compared with."""
+    """Held from the first product on: graphs, and the copy of the model that detects changes."""
     work: int
-    """Held while a product is computed, its result included and its argument not."""
+    """Held during a product, including its result and excluding its argument."""
     spare: int = 0
-    """Of what is kept, what a smaller budget for graphs would give up: one piece of the data is needed in any case."""
+    """The part of ``kept`` that a smaller budget for graphs would free. The graph of one piece is always needed."""
 
 
 def footprint(operator: Operator) -> Footprint:
-    """What products with one vector take. Graphs are built for it: the first product would build them anyway."""
+    """The memory for products with one vector. This builds the graphs, which the first product would build anyway."""
     vector = operator.shape[0] * operator.dtype.itemsize
     if isinstance(operator, Curvature):
         return _of_curvature(operator)
@@ -47,13 +47,13 @@ def footprint(operator: Operator) -> Footprint:
 
 
 def _together(operators: Sequence[Operator], parts: Sequence[Footprint], work: int) -> Footprint:
-    """What several operators keep, graphs that they share once."""
+    """The memory of several operators; shared graphs count once."""
     owners = {_owner(operator): part for operator, part in zip(operators, parts, strict=True)}
     return Footprint(sum(part.kept for part in owners.values()), work, sum(part.spare for part in owners.values()))
 
 
 def _owner(operator: Operator) -> int:
-    """What keeps the graphs of an operator: terms of one problem share them."""
+    """The identity of what owns the graphs: operators of one problem share them."""
     while isinstance(operator, (Scaled, Restricted)):
         operator = operator.inner
     return id(getattr(operator, "problem", operator))
@@ -65,7 +65,7 @@ def _of_curvature(operator: Curvature) -> Footprint:
     cache.prepare()
     whole = operator.rows.whole.size
     vector, exact = whole * operator.dtype.itemsize, whole * torch.float64.itemsize
-    # One piece: its terms and the result. More: the terms of two pieces when the sum in float64 begins.
+    # One piece: its terms and the result. Several: the terms of two pieces when the float64 sum begins.
     work = 2 * vector if cache.n_pieces == 1 else 2 * vector + exact
     if operator.rows.size != whole:
         work += operator.columns.whole.size * operator.dtype.itemsize + operator.rows.size * operator.dtype.itemsize

@@ -15,7 +15,7 @@ from curvlens.problem import Problem
 def ggn(problem: Problem) -> Curvature:
     """G = Jᵀ Λ J with the Jacobian J = ∂f/∂θ of the outputs and the Hessian Λ = ∂²ℓ/∂f² of the loss at them.
 
-    Positive semidefinite where the loss is convex in the outputs, with the labels of the data.
+    With the labels of the data. It is positive semidefinite if the loss is convex in the outputs.
 
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)

@@ -23,14 +23,14 @@ from curvlens.surroundings import as_found
 
 
 def recordings_of(problem: Problem, asked: str = "profile") -> Recordings:
-    """The data of a problem as recordings, shared by all who hold them; an error if the loss hides its outputs."""
+    """The recordings of a problem's data, shared by all users. Raise an error if the loss hides its outputs."""
     require_problem(problem, asked)
     require_outputs(problem, asked)
     return problem._evaluation.cache.recordings()
 
 
 def require_path(recordings: Recordings, path: Any) -> None:
-    """There has to be a module, or a step of attention, of this path."""
+    """Raise an error if there is no module or step of attention at this path."""
     if not isinstance(path, str):
         raise CurvlensError(f"The path of a module is a text, such as 'h.0.attn'; got {path!r}.")
     known = recordings.known()
@@ -44,9 +44,9 @@ def require_path(recordings: Recordings, path: Any) -> None:
 
 
 def check_sum(problem: Problem, recordings: Recordings) -> None:
-    """Cut at its modules the model has to be the same function: G + Σ_m M_m is compared with H, along one z.
+    """Check that cutting the model at its modules does not change it: compare G + Σ_m M_m with H along one z.
 
-    Once for these recordings. `curvlens.profile` compares them along every probe, and has a result all the same.
+    This is done once for these recordings. `curvlens.profile` compares along every probe, and reports the difference.
     """
     if recordings.adds_up:
         return
@@ -55,7 +55,7 @@ def check_sum(problem: Problem, recordings: Recordings) -> None:
     z = signs.to(H.device, H.dtype)
     try:
         truth = float(z.double() @ (H @ z).double())
-    except CurvlensError:  # some module cannot be differentiated twice, and has an error of its own
+    except CurvlensError:  # a module cannot be differentiated twice; it has an error of its own
         return
     total = Table()
 
@@ -122,12 +122,12 @@ class ModulePart(Operator):
         return self._block(self.columns, self.rows)
 
     def provenance(self) -> dict[str, Any]:
-        """What it is, and of which problem."""
+        """A description of the operator and its problem, for the record of a result."""
         return {**super().provenance(), "n_tokens": self.problem.n_tokens, "loss": repr(self.problem.loss_function)}
 
 
 def is_inside(path: str, other: str) -> bool:
-    """Whether a path is that of a module inside another; everything is inside the model, "".
+    """Whether a path is that of a module inside another. Every path is inside the model, "".
 
     >>> is_inside("h.1.attn", "h.1"), is_inside("h.10", "h.1"), is_inside("h.1", "")
     (True, False, True)
@@ -137,12 +137,12 @@ def is_inside(path: str, other: str) -> bool:
 
 @as_found
 def module_part(problem: Problem, path: str, *, own: bool = False) -> ModulePart:
-    """The functional part of a module and all that is in it, or with ``own`` of its own code alone.
+    """The functional part of a module and of all modules inside it; with ``own`` of its own code alone.
 
     ``path`` is that of `nn.Module.named_modules`, or of a step of scaled dot-product attention: ``h.0.attn.softmax``.
 
-    ``dense(progress=…)`` takes a pass a column, half a minute at 2,000 parameters. For models that `assembly.read`
-    knows, ``assembly.read(model).hessian(…).parts[path]`` is the same in closed form, and faster.
+    ``dense(progress=…)`` takes one pass for each column: half a minute for 2,000 parameters. For models that
+    `assembly.read` knows, ``assembly.read(model).hessian(…).parts[path]`` is the same in closed form, and faster.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)).double()
     >>> problem = Problem(model, (torch.ones(1, 2).double(), torch.zeros(1, 1)), MSE())

@@ -1,4 +1,4 @@
-"""Products with vectors, over all the data of a problem: a term of every graph, summed."""
+"""Products with vectors: a term for every graph, summed over all the data of a problem."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GraphProduct = Callable[[Graph, Sequence[str], Parts, bool], Parts]
 """(graph, names of the rows, vector, whether the graph is needed again) → the rows of the product."""
 
 GraphTerm = Callable[[Graph, int, bool], Parts]
-"""(graph, which vector, whether the graph is needed again) → the rows of a term."""
+"""(graph, index of the vector, whether the graph is needed again) → the rows of a term."""
 
 
 def apply(
@@ -45,7 +45,7 @@ def each(
     vectors: Sequence[Tensor],
     progress: Progress | None = None,
 ) -> Iterator[Tensor]:
-    """The product with one flat vector after the other: besides the results one vector is held, no matrix."""
+    """The products with flat vectors, one after the other, without a matrix of them."""
     parts = [columns.unflatten(v) for v in vectors]
 
     def term(graph: Graph, j: int, retain: bool) -> Parts:
@@ -59,9 +59,9 @@ def each(
 def sums(
     evaluation: Evaluation, k: int, term: GraphTerm, rows: Layout, columns: Layout, progress: Progress | None = None
 ) -> Iterator[tuple[Total, float]]:
-    """``term(graph, j, retain)`` summed over all graphs, for one j < k after the other, and the count to divide by.
+    """For each j < k the sum of ``term(graph, j, retain)`` over all graphs, and the count to divide by.
 
-    One at a time where all graphs are kept, so that only one sum is held; together where graphs are rebuilt.
+    If all graphs are kept, one j at a time, so that only one sum is held. If graphs are rebuilt, all j together.
     """
     done, cache, names = 0, evaluation.cache, (*rows.names, *columns.names)
 

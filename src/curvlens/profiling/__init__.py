@@ -1,4 +1,4 @@
-"""Curvature attribution: where the curvature of a model comes from."""
+"""Curvature attribution: the part of every module in the curvature of a model."""
 
 from curvlens.profiling.depth import propagation
 from curvlens.profiling.forecast import Forecast

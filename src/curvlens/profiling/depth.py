@@ -29,26 +29,26 @@ def propagation(
     tol: float = 1e-4,
     progress: Progress | None = None,
 ) -> Propagation:
-    """How curvature moves through a model: trace, norm and both ends of the spectrum of H, G, F.
+    """The curvature at each layer of a model: trace, norm and both ends of the spectrum of H, G, F.
 
-    Of each layer there are two matrices: the block of its own parameters, and the Hessian with respect to the
-    activations that leave it, which is what its own curvature is made from. ``by="role"`` takes attention's queries of
-    all layers together, and so on; roles have parameters only.
+    Each layer has two matrices: the block of its own parameters, and the Hessian with respect to the activations that
+    leave it, from which the curvature of its parameters follows. ``by="role"`` combines all layers: all queries
+    of attention, and so on. Roles have parameters only.
 
-    The eigenvalues come first, and their vectors are taken out of trace and norm, whose rest is sampled: a norm is
-    never below the spectral norm. Of a matrix that has no negative eigenvalue the smallest is not sought.
+    Eigenvalues are computed first. Their part of trace and norm is exact, and the rest is sampled, so a norm is never
+    below the spectral norm. If a matrix has no negative eigenvalues, the smallest is not computed.
 
     Args:
-        problem: model, data and loss.
-        samples: products for each trace and each norm.
-        by: one row for each layer, or for each role.
-        seed: of the probes.
-        tol: residual of the eigenvalues, relative to the spectral norm.
-        progress: ``progress(done, total)`` is called as matrices are done.
+        problem: Model, data and loss.
+        samples: Products for each trace and each norm.
+        by: One row for each layer, or for each role.
+        seed: The seed of the probes.
+        tol: The residual of the eigenvalues, relative to the spectral norm.
+        progress: ``progress(done, total)`` is called after each matrix.
     """
     if by not in ("layer", "role"):
         raise CurvlensError(f"by={by!r}, expected 'layer' or 'role'.")
-    recordings = recordings_of(problem, "propagation")  # held: all activations share them
+    recordings = recordings_of(problem, "propagation")  # a reference: all activations share them
     recordings.known()
     layers = {block.layer for block in problem.blocks.values()} - {None}
     if not layers:
@@ -76,7 +76,7 @@ def propagation(
         given: dict[str, Amount] = {}
         if name in paths:
             parts: tuple[Of, ...] = ("hessian", "ggn", "functional")
-            given = {  # by what leaves it at last, if it runs more than once
+            given = {  # the last call, if it runs more than once
                 of: measured(activation_hessian(problem, paths[name], of=of, call=-1)) for of in parts
             }
         levels[name] = Level(name, own, given)
@@ -85,7 +85,7 @@ def propagation(
 
 
 def _path(parameters: Sequence[str]) -> str:
-    """The module in which all these parameters are."""
+    """The path of the module that contains all these parameters."""
     words = [name.split(".")[:-1] for name in parameters]
     common: list[str] = []
     for level in zip(*words, strict=False):
@@ -96,7 +96,7 @@ def _path(parameters: Sequence[str]) -> str:
 
 
 def _amount(operator: Operator, samples: int, seed: int, tol: float) -> Amount:
-    # The low end of a psd matrix is near 0, and would take most of the products.
+    # The low end of a psd matrix is near 0, and most products would go into it.
     found = eigs(operator, k=1, ends="largest" if operator.psd else "both", tol=tol, seed=seed, check_copies=False)
     ends = [
         bounded(value, residual, found.products, found.status)

@@ -1,4 +1,4 @@
-"""What a profile will take, in memory and time: told before the first probe, and kept within a budget."""
+"""Forecast of a profile's memory and time, made before the first probe and kept within a budget."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ logger = logging.getLogger("curvlens")
 FEWEST_TOGETHER, MOST_TOGETHER = 2, 64
 """Norms need pairs of probes, so no group has a single one. An interrupt loses the work of a group, so none is long."""
 LITTLE = 1 << 27
-"""Bytes that vectors may take in any case, if a quarter of the budget is as much."""
+"""Bytes that vectors may always take, if a quarter of the budget is at least as much."""
 BUILDS = 6.0
-"""What a probe costs, in the time that building the recordings takes."""
+"""The cost of a probe, in units of the time for building the recordings."""
 SLICE = 1 << 16
-"""Entries of vectors that are multiplied at a time, in float64."""
+"""How many entries of vectors are multiplied at a time, in float64."""
 CUTS = 8
-"""How often smaller pieces of the data are tried."""
+"""How many times smaller pieces of the data are tried."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a profile will take. ``str`` is a line for people."""
+    """The expected memory and time of a profile. ``str`` is a line for people."""
 
     parameters: int
     probes: int
     group: int
-    """Probes that go through the model together."""
+    """The number of probes that go through the model together."""
     pieces: int
-    """Into how many the data is cut."""
+    """The number of pieces of the data."""
     memory: int
-    """Peak, in bytes, above what the process held when the profile was asked for."""
+    """The peak in bytes, beyond what the process held before the profile."""
     seconds: float
-    """For the probes. How long eigenvalues take is not known beforehand."""
+    """The time for the probes. The time for eigenvalues is not known beforehand."""
     search: int
-    """Bytes of it for the search for the largest eigenvalue; 0 if it is not sought."""
+    """The part of ``memory`` for the search for the largest eigenvalue, in bytes; 0 without a search."""
 
     def __str__(self) -> str:
         cut = "" if self.pieces == 1 else f", data in {self.pieces} pieces"
@@ -58,26 +58,26 @@ class Forecast:
 
 @dataclass(frozen=True)
 class ProfileBytes:
-    """What a profile holds, in bytes, as the first pass over the data found it."""
+    """The memory of a profile in bytes, as measured in the first pass over the data."""
 
     vector: int
     kept: int
-    """Kept graphs and recordings, and the copy of the parameters that they are compared with."""
+    """Kept graphs and recordings, and the copy of the parameters that detects changes."""
     graph: int
-    """The largest graph that is built anew for each call; 0 if all are kept."""
+    """The largest graph that is rebuilt for each call; 0 if all are kept."""
     recording: int
-    """The same of recordings."""
+    """The largest recording that is rebuilt for each call; 0 if all are kept."""
     forms: int
-    """What one probe and H times it need in the tangent pass."""
+    """The memory of one probe and its product with H in the tangent pass."""
     outputs: int
     total: int
-    """One sum over the pieces of the data: in float64 if there are several."""
+    """One sum over the pieces of the data; in float64 if there are several."""
     sliced: int
-    """Slices of vectors in float64, for each probe: inner products of probes, H times them, and both together."""
+    """Slices of vectors in float64, for each probe: for inner products of z, of H z, and of both."""
 
     @classmethod
     def of(cls, problem: Problem, recordings: Recordings) -> ProfileBytes:
-        """After their first pass."""
+        """Measure after the first pass of the recordings."""
         cache = problem._evaluation.cache
         vector = problem.layout.size * problem.dtype.itemsize
         return cls(
@@ -92,26 +92,26 @@ class ProfileBytes:
         )
 
     def probes(self, group: int) -> int:
-        """The peak of the probes, so many at a time."""
+        """The peak during the probes, with ``group`` of them at a time."""
         z, Hz = group * self.vector, group * self.vector
-        # where graphs are kept products come one by one; one that is rebuilt serves all, and is gone before the results
+        # kept graphs: products one by one; a rebuilt graph serves all products, and is freed before the results
         product = 2 * self.outputs + (self.graph + group * self.total if self.graph else Hz + self.total)
         forms = Hz + max(self.recording + group * self.forms, group * self.sliced)
         return self.kept + z + max(product, forms)
 
     def beside(self, needs: Needs) -> int:
-        """What is held beside a search: the recordings that are kept, and outputs in work."""
+        """The memory held beside a search: kept recordings, and outputs in use."""
         return max(self.kept - needs.product.kept, 0) + 2 * self.outputs
 
     def top(self, needs: Needs, search: int) -> int:
-        """The peak of a search for eigenvalues that takes so many bytes, and of the forms that follow it."""
+        """The peak of a search for eigenvalues with ``search`` bytes, and of the forms after it."""
         return max(self.beside(needs) + search, self.kept + 2 * self.vector + self.recording + self.forms)
 
 
 def prepared(
     problem: Problem, samples: int, *, search: bool, memory: int | float | str | None
 ) -> tuple[Problem, Recordings, Forecast]:
-    """A problem and its recordings, in pieces that fit, and what a profile of them will take; or an error."""
+    """The problem and its recordings, in pieces that fit the memory, and the forecast. Raise an error if none fit."""
     limit = available_bytes(problem.device) if memory is None else parse_bytes(memory)
     vector = problem.layout.size * problem.dtype.itemsize
     # the copy of the parameters, one gradient as a graph, and two probes with their products
@@ -158,19 +158,19 @@ def prepared(
 
 
 def _with_memory(problem: Problem, memory: int) -> Problem:
-    """The same problem, with graphs of its own that take so much."""
+    """The same problem with graphs of its own and this memory budget."""
     return problem._with(problem._evaluation.within(memory))
 
 
 def _group(samples: int, problem: Problem) -> int:
-    """How many probes go through the model together: the more meet, the better for norms."""
-    # vectors, two a probe, take half of what a kept graph does, or little
+    """The number of probes that go through the model together: more pairs give better norms."""
+    # vectors, two for each probe, take half the memory of a kept graph, or `LITTLE`
     held = max(problem._evaluation.cache.kept_bytes // 2, min(problem.memory // 4, LITTLE))
     return min(samples, MOST_TOGETHER, max(FEWEST_TOGETHER, held // (2 * problem.layout.size * problem.dtype.itemsize)))
 
 
 def _needs(problem: Problem) -> Needs:
-    """What the search for the two largest eigenvalues takes."""
+    """The memory for the search for the two largest eigenvalues."""
     products = CountedOperator(hessian(problem), symmetric=True)
     return Needs.of(products, min(2, products.n), 1, products.dtype, "device")
 

@@ -30,7 +30,7 @@ from curvlens.results.status import worst
 from curvlens.surroundings import as_found
 
 FEWEST = 4
-"""Probes below which errors mean nothing."""
+"""The fewest probes for which errors mean something."""
 
 
 @as_found
@@ -45,24 +45,24 @@ def profile(
     announce: Callable[[Forecast], None] | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """Where the curvature of a model comes from: H = GGN + Σ_m M_m, with the functional part M_m of every module m.
+    """Split the curvature of a model by module: H = GGN + Σ_m M_m, with the functional part M_m of every module m.
 
-    Every probe goes through the model once for all modules: an adjoint pass, a tangent pass, and one product with H, by
-    which the sum of all terms is checked.
+    Every probe goes through the model once for all modules: an adjoint pass, a tangent pass, and one product with H,
+    which checks the sum of all terms.
 
     Args:
-        problem: model, data and loss; any ``nn.Module``, as it is.
-        samples: probes. Each costs some five gradients.
-        seed: of the probes.
-        top: also the eigenvector of the largest eigenvalue of H, and what each term contributes to it.
-        spectral: also ‖M_m‖₂, by Lanczos: of all rows, or of those whose paths are given. That costs dozens of products
-            a row.
-        memory: bytes, or a text like ``"4GiB"``, that all of it may take at most. The data is cut into smaller pieces,
-            and fewer probes go together, until it fits. If it cannot, an error says so before anything long is
-            computed. Without it the budget is that of the problem for graphs, and what is free for the rest.
-        announce: is called with a `Forecast` of time and memory after one pass, before the first probe. The logger
-            ``"curvlens"`` tells the same.
-        progress: ``progress(done, total)`` is called with the probes that are done, again and again as work goes on.
+        problem: Model, data and loss; the model may be any ``nn.Module``, without changes.
+        samples: The number of probes. Each costs about five gradients.
+        seed: The seed of the probes.
+        top: Also compute the eigenvector of the largest eigenvalue of H, and the contribution of each term to it.
+        spectral: Also compute ‖M_m‖₂ by Lanczos: True for all rows, or the paths of some. It costs dozens of products
+            for each row.
+        memory: The limit for everything, in bytes or as a text like ``"4GiB"``. The data is cut into smaller pieces,
+            and fewer probes go together, until it fits. If it cannot fit, an error says so before any long work.
+            Default: the budget of the problem for graphs, and the free memory for the rest.
+        announce: Called with a `Forecast` of time and memory after one pass, before the first probe. The logger
+            ``"curvlens"`` reports the same.
+        progress: ``progress(done, total)`` is called with the number of completed probes, repeatedly during the work.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)).double()
     >>> problem = Problem(model, (torch.ones(1, 2).double(), torch.zeros(1, 1)), MSE())
@@ -72,12 +72,12 @@ def profile(
     """
     if not whole(samples) or samples < FEWEST:
         raise CurvlensError(f"samples={samples!r}, expected a whole number of probes, {FEWEST} or more.")
-    recordings_of(problem)  # what cannot be profiled is told first
+    recordings_of(problem)  # raises first if the problem cannot be profiled
     if not isinstance(spectral, Iterable | bool):
         raise CurvlensError(f"spectral={spectral!r}, expected True, False or paths of modules.")
     wanted = [] if isinstance(spectral, bool) else [spectral] if isinstance(spectral, str) else list(spectral)
     problem, recordings, forecast = prepared(problem, int(samples), search=top or bool(spectral), memory=memory)
-    for path in wanted:  # a wrong one is told before anything long is computed
+    for path in wanted:  # a wrong path raises before any long work
         require_path(recordings, path)
     if announce is not None:
         announce(forecast)
@@ -135,24 +135,24 @@ def _groups(samples: int, size: int) -> list[range]:
 
 
 class _Terms:
-    """The forms of every term, from the probes so far: G, and every module's own code."""
+    """The forms of every term from the probes so far: of G, and of every module's own code."""
 
     def __init__(self) -> None:
         self.ggn: list[Forms] = []
         self.own: dict[str, list[Forms]] = {}
         self.squares: list[Tensor] = []
-        """‖Hz‖² of the probes of each group."""
+        """‖Hz‖² for the probes of each group."""
         self.mismatch = 0.0
 
     def __len__(self) -> int:
         return sum(map(len, self.squares))
 
     def add(self, recordings: Recordings, H: Curvature, z: list[Tensor], working: Callable[[], None]) -> None:
-        """One group of probes; ``working`` is called again and again."""
+        """Add one group of probes; ``working`` is called repeatedly."""
         failed = None
         try:
             Hz = list(H.each(z, lambda done, total: working()))
-        except CurvlensError as error:  # some module cannot be differentiated twice: others can
+        except CurvlensError as error:  # a module cannot be differentiated twice; others can
             failed, Hz = error, [torch.full_like(probe, math.nan) for probe in z]
         ggn, terms = _summed(recordings, [*z, *Hz], len(z), working)
         if failed is not None and not recordings.blocked:
@@ -170,7 +170,7 @@ class _Terms:
         self.squares.append(squares)
 
     def profile(self, kinds: dict[str, str], provenance: dict[str, object]) -> Profile:
-        """What the probes so far say."""
+        """The profile from the probes so far."""
         squares, ggn = torch.cat(self.squares), Forms.joined(self.ggn)
         own = {path: Forms.joined(groups) for path, groups in self.own.items()}
         zero = Forms(0 * ggn.pairs, 0 * ggn.with_hessian)
@@ -191,7 +191,7 @@ class _Terms:
 
 
 def _truth(z: list[Tensor], Hz: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """(Hz)ᵀ [z, Hz] and ‖Hz‖² of every probe, in float64 on the CPU, without copies of whole vectors."""
+    """(Hz)ᵀ [z, Hz] and ‖Hz‖² for every probe, in float64 on the CPU, without copies of whole vectors."""
     truth = torch.zeros(len(z), 2 * len(z), dtype=torch.float64, device="cpu")
     squares = torch.zeros(len(z), dtype=torch.float64, device="cpu")
     for start in range(0, len(z[0]), SLICE):
@@ -221,13 +221,13 @@ def _summed(
 
 
 def _forms(of: Tensor) -> Forms:
-    """(k, 2k), the forms of probes with each other and with H times each."""
+    """Split (k, 2k) into the forms of probes with each other and with H times each."""
     k = len(of)
     return Forms(of[:, :k], of[:, k:].diagonal())
 
 
 def _totals(own: dict[str, Any]) -> dict[str, Any]:
-    """What is summed over a path and all that is in it."""
+    """Sums over each path and everything inside it."""
     totals: dict[str, Any] = {}
     for path, value in own.items():
         for p in (*above(path), path):
@@ -236,7 +236,7 @@ def _totals(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ordered(kinds: dict[str, str], reached: Iterable[str]) -> list[str]:
-    """The paths that were reached and those above them, each before what is in it, in the order of the model."""
+    """The reached paths and those above them, in the order of the model; each before the paths inside it."""
     wanted = {p for path in reached for p in (*above(path), path)} | {""}
     inside: dict[str, list[str]] = {path: [] for path in kinds if path in wanted}
     for path in inside:
@@ -252,11 +252,11 @@ def _ordered(kinds: dict[str, str], reached: Iterable[str]) -> list[str]:
 def _with_top(
     result: Profile, recordings: Recordings, H: Curvature, memory: int, working: Callable[[], None]
 ) -> Profile:
-    """What every term contributes to the largest eigenvalue."""
+    """The profile with every term's contribution to the largest eigenvalue."""
     found = eigs(H, k=min(2, H.shape[0]), ends="largest", memory=memory, progress=lambda done, total: working())
     outer, forms = _summed(recordings, [found.vectors[:, -1].to(H.dtype).contiguous()], 1, working)
     ggn, own = float(outer), {path: float(form) for path, form in forms.items()}
-    # by Davis and Kahan u is off by an angle of at most residual/gap, and a form changes by twice that
+    # Davis and Kahan: the angle of u is wrong by at most residual/gap, and a form changes by twice that
     gap = float(found.values[-1] - found.values[0]) if len(found) > 1 else math.inf
     off = min(1.0, float(found.residuals[-1]) / gap) if gap > 0 else 1.0
 
@@ -281,7 +281,7 @@ def _with_spectral(
     memory: int,
     working: Callable[[], None],
 ) -> Profile:
-    """‖M‖₂ of the total of some rows, by Lanczos on both ends."""
+    """The profile with ‖M‖₂ of the total of some rows, by Lanczos at both ends."""
     rows, status = dict(result.rows), result.status
     for path in paths:
         part = ModulePart(H.problem, recordings, path, own=False, rows=H.rows, columns=H.rows)
@@ -294,9 +294,9 @@ def _with_spectral(
 
 
 def _with_gaps(result: Profile, blocked: dict[str, str]) -> Profile:
-    """Say which modules have no second derivative; their parts and those of what lies behind them are NaN."""
+    """Note the modules without a second derivative. Their parts and those of later modules are NaN."""
     named = "; ".join(f"{path or 'the model itself'!r}: {why}" for path, why in blocked.items())
-    note = f"not twice differentiable: {named}. Its part, those of what lies behind it, GGN and Hessian are not known"
+    note = f"not twice differentiable: {named}. Its part, the parts of later modules, GGN and Hessian are not known"
     warn(f"The profile has gaps. A module is {note} (NaN). Use a plain implementation of it.", NotedWarning)
     return replace(_noted(result, note), status=worst([result.status, Status.HAS_GAPS]))
 
@@ -306,7 +306,7 @@ def _noted(result: Profile, note: str) -> Profile:
 
 
 def _check(result: Profile) -> None:
-    """Terms that do not add up are no profile."""
+    """Raise an error if the terms do not add up."""
     if not result.adds_up:
         warn(
             f"The terms of the profile do not add up to the Hessian: they differ by {result.mismatch:.1g} of the sum "

@@ -1,4 +1,4 @@
-"""From what probes say of a term M of H to its trace, norm and share, each with its error."""
+"""Trace, norm and share of a term M of H with their errors, from the forms of the probes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from curvlens.results import Estimate, Portion, Status
 
 LEFT = 1e-4
-"""What has to be left of a square without one probe for its logarithm to mean something."""
+"""The logarithm of a square is used only if at least this share of it is left without any one probe."""
 
 
 @dataclass(frozen=True)
 class Forms:
-    """Of one term M and k probes: every zᵢᵀ M zⱼ, and zᵢᵀ M H zᵢ."""
+    """For one term M and k probes: every zᵢᵀ M zⱼ, and zᵢᵀ M H zᵢ."""
 
     pairs: Tensor
-    """(k, k); NaN where two probes did not meet."""
+    """(k, k); NaN for probes of different groups."""
     with_hessian: Tensor
     """(k,)."""
 
@@ -28,7 +28,7 @@ class Forms:
 
     @staticmethod
     def joined(groups: list[Forms]) -> Forms:
-        """The forms of several groups of probes, which did not meet."""
+        """The forms of several groups of probes; pairs across groups are NaN."""
         count = sum(len(group.pairs) for group in groups)
         pairs, start = torch.full((count, count), math.nan, dtype=torch.float64, device="cpu"), 0
         for group in groups:
@@ -38,7 +38,7 @@ class Forms:
 
 
 def portion(forms: Forms, squares: Tensor) -> Portion:
-    """What is known of a term, with ‖Hz‖² of every probe."""
+    """The estimates for a term, with ‖Hz‖² of every probe."""
     return Portion(
         trace=mean(forms.pairs.diagonal()),
         frobenius=_norm(forms.pairs),
@@ -52,7 +52,7 @@ def mean(values: Tensor) -> Estimate:
 
 
 def bounded(value: Tensor, error: Tensor, products: int, status: Status) -> Estimate:
-    """A number whose error is a bound, not a spread: as if of very many degrees of freedom."""
+    """A number whose error is a bound, not a spread; its degrees of freedom are infinite."""
     return Estimate(value, error, products, dof=1e9, status=status)
 
 
@@ -72,11 +72,11 @@ def _norm(pairs: Tensor) -> Estimate:
 
 
 def _root(square: Tensor, without: Tensor) -> Estimate:
-    """The root of an estimated square, with its error by the jackknife: what it is without each probe in turn.
+    """The root of an estimated square, with its error by the jackknife: the values without each probe in turn.
 
-    The square is skewed, and where it is too small its spread is, too. Its logarithm is less so: the error is that of
-    the logarithm, times the root, and the interval is the logarithm's. Where next to nothing is left without one probe,
-    the error is that of the root.
+    The square has a skewed distribution: if it is too small, so is its spread. Its logarithm is less skewed. So the
+    error is that of the logarithm times the root, and the interval is on the logarithm. If almost nothing is left
+    without one probe, the error is that of the root itself.
     """
     count, value = len(without), math.sqrt(max(float(square), 0.0))
     some = bool((without > LEFT * square).all())
@@ -86,7 +86,7 @@ def _root(square: Tensor, without: Tensor) -> Estimate:
 
 
 def _ratio(above: Tensor, below: Tensor) -> Estimate:
-    """The ratio of two means of numbers that come in pairs; the error to first order."""
+    """The ratio of two means of paired numbers, with its error to first order."""
     count = len(above)
     value = float(above.sum() / below.sum()) if float(below.sum()) else 0.0
     apart = (above - value * below).square().sum()

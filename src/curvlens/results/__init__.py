@@ -1,4 +1,4 @@
-"""What comes out: frozen numbers with their errors and where they come from, saved as JSON and safetensors."""
+"""Results: frozen numbers with their errors, status and provenance, saved as JSON and safetensors."""
 
 from curvlens.results.base import Result, claim, load
 from curvlens.results.by_block import ByBlock

@@ -1,9 +1,9 @@
 """Sums and multiples of estimates, with the error of the result.
 
-Two estimates are independent if both name their seeds and share none: random vectors depend on the seed alone. Then
-errors add as roots of sums of squares, and degrees of freedom by Welch and Satterthwaite. Otherwise (one seed, as for
-all blocks of one call, or an unknown one) the error of a sum, or of a difference, is at most the sum of the errors, and
-this is what is given: it is never too small, and for differences often too large. What is exact adds no error.
+Two estimates are independent if the seeds of both are known and they share none: random vectors depend on the seed
+alone. Then errors add as roots of sums of squares, and degrees of freedom by Welch and Satterthwaite. Otherwise (one
+seed, as for all blocks of one call, or an unknown one) the error of a sum or a difference is at most the sum of the
+errors. This bound is returned: it is never too small, and for differences often too large. Exact terms add no error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from curvlens.results.estimate import Estimate
 
 SEEDS = "seeds"
-"""Where the record of a sum has the seeds of its terms."""
+"""The key for the seeds of the terms in the provenance of a sum."""
 ROOTS = "roots"
-"""What marks an estimate whose passes were shared by all blocks of a call."""
+"""The mark of an estimate whose passes were shared by all blocks of a call."""
 
 
 def seeds(estimate: Estimate) -> frozenset[int] | None:
-    """The seeds an estimate depends on; none if it is exact, None if they are not known."""
+    """The seeds that an estimate depends on; empty if it is exact, None if they are not known."""
     if estimate.exact:
         return frozenset()
     about = estimate.provenance
@@ -38,14 +38,14 @@ def seeds(estimate: Estimate) -> frozenset[int] | None:
 
 
 def shifted(estimate: Estimate, number: float) -> Estimate:
-    """A number that is known, added."""
+    """An estimate plus a known number."""
     if not number:
         return estimate
     return replace(estimate, value=estimate.value + number, positive=False, fixed=0.0)
 
 
 def scaled(estimate: Estimate, factor: float) -> Estimate:
-    """A multiple."""
+    """A multiple of an estimate."""
     return replace(
         estimate,
         value=estimate.value * factor,
@@ -56,11 +56,10 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
 
 
 def added(one: Estimate, other: Estimate) -> Estimate:
-    """The sum of two."""
+    """The sum of two estimates."""
     if one.value.shape != other.value.shape:
         raise CurvlensError(
-            f"Estimates of shapes {tuple(one.value.shape)} and {tuple(other.value.shape)} have no sum: "
-            "the shapes have to be equal."
+            f"Shapes must match to add estimates; got {tuple(one.value.shape)} and {tuple(other.value.shape)}."
         )
     mine, theirs = seeds(one), seeds(other)
     known = mine is not None and theirs is not None
@@ -68,7 +67,7 @@ def added(one: Estimate, other: Estimate) -> Estimate:
     stderr = torch.hypot(one.stderr, other.stderr) if independent else one.stderr + other.stderr
     both = sorted((mine or frozenset()) | (theirs or frozenset())) if known else None
     about: dict[str, Any] = {"sum": True, SEEDS: both}
-    # Traces of blocks of one call, by square roots: all of them come from the same passes.
+    # Traces of blocks of one call, by square roots: they come from the same passes.
     shared = bool(one.provenance.get(ROOTS) and other.provenance.get(ROOTS)) and one.samples == other.samples
     if shared and not independent:
         about[ROOTS] = True
@@ -80,13 +79,13 @@ def added(one: Estimate, other: Estimate) -> Estimate:
         note="; ".join(dict.fromkeys(filter(None, (one.note, other.note)))),
         provenance=about,
         positive=one.positive and other.positive and bool((one.value * other.value > 0).all()),
-        # a sum of which a term was not measured is not known, which is more than that nothing was measured
+        # a sum with one unmeasured term is unknown; it was still partly measured
         status=worst([one.status, other.status]) if one.measured == other.measured else Status.HAS_GAPS,
     )
 
 
 def _degrees(one: Estimate, other: Estimate) -> float:
-    """Welch and Satterthwaite's, the least over all entries; those of the sampled one, if the other is exact."""
+    """Degrees of freedom by Welch and Satterthwaite, the smallest over all entries. An exact term does not count."""
     if one.exact or other.exact:
         return min(one.dof, other.dof)
 

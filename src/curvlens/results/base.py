@@ -1,4 +1,4 @@
-"""Saving and loading: numbers in a JSON file, tensors in a safetensors file beside it, nothing that runs."""
+"""Saving and loading: numbers in a JSON file, tensors in a safetensors file beside it, no code."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from curvlens.results import format_one
 from curvlens.results.status import Status
 
 FORMAT = 2
-"""Of the files that are written. Those of format 1 are read, too: `curvlens.results.format_one`."""
+"""The format of new files. Format 1 can also be read: `curvlens.results.format_one`."""
 LARGEST = 64 << 20
-"""Bytes of a JSON file: a result of 10,000 modules has 20 MiB, and Python needs up to 25 times as much to read it."""
+"""The most bytes of a JSON file: a result of 10,000 modules has 20 MiB, and Python needs up to 25 times that to read
+it."""
 DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool}
-"""Of the tensors of results. Of complex and unsigned ones torch has no largest."""
+"""The dtypes of tensors in results. torch has no maximum for complex and unsigned ones."""
 Provenance = dict[str, Any]
-"""Which operator, seed, dtype and versions a result comes from."""
+"""Operator, seed, dtype and versions that a result comes from."""
 
 
 class Result:
-    """A frozen dataclass of numbers, texts, tensors and mappings of those, and how its computation ended."""
+    """A frozen dataclass of numbers, texts, tensors and mappings of those, with the status of its computation."""
 
     kinds: ClassVar[dict[str, type[Result]]] = {}
 
@@ -48,20 +49,20 @@ class Result:
         super().__init_subclass__()
         Result.kinds[cls.__name__] = cls
 
-    if TYPE_CHECKING:  # a field of some results; others have the status of their parts
+    if TYPE_CHECKING:  # a field in some results; in others a property computed from the parts
 
         @property
         def status(self) -> Status:
             """How the computation ended."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and texts, as JSON has them: None for what is not finite."""
+        """Plain numbers, lists and texts, as in JSON; None for numbers that are not finite."""
         return {name: _plain(value) for name, value in self._fields().items()}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write ``path.json``, and tensors with an axis into a safetensors file that it names; returns the first.
+        """Write ``path.json``, and tensors with an axis into a safetensors file that it names. Return the JSON path.
 
-        A result that is there already is replaced as a whole: until the JSON file is, the old one can be read.
+        An existing result is replaced as a whole: until the new JSON file is complete, the old result can be read.
         """
         text = _json_file(path)
         tensors: dict[str, Tensor] = {}
@@ -81,7 +82,7 @@ class Result:
         return text
 
     def table(self) -> list[dict[str, Any]]:
-        """Flat records, one a row, of plain numbers and texts."""
+        """Flat records of plain numbers and texts, one for each row."""
         raise NotImplementedError(f"{type(self).__name__} has no table")
 
     def to_pandas(self) -> Any:
@@ -93,20 +94,20 @@ class Result:
         return pandas.DataFrame(self.table())
 
     def plot(self, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
-        """A picture, as an Altair chart that a notebook shows. Options: `curvlens.report.plots.plot`.
+        """An Altair chart, which a notebook shows. Options: `curvlens.report.plots.plot`.
 
-        With a path that ends in .svg, .png, .pdf, .html or .json it is also written to that file.
+        With a path ending in .svg, .png, .pdf, .html or .json it is also written to that file.
         """
         from curvlens.report.plots import plot
 
         return plot(self._pictured(), path, **options)
 
     def _pictured(self) -> Result:
-        """What `plot` draws: the result itself, or one that has a picture and shows the same."""
+        """The result that `plot` draws: this one, or an equivalent one that has a picture."""
         return self
 
     def _repr_html_(self) -> str:
-        """For notebooks: what it prints, names and notes escaped."""
+        """The printed text for notebooks, with names and notes escaped."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def _fields(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class Result:
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Read a result that was saved with its ``save``, whatever its kind; ``path`` with or without ``.json``.
+    """Read a result of any kind that ``save`` wrote; ``path`` with or without ``.json``.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "trace"
@@ -143,13 +144,13 @@ def load(path: str | os.PathLike[str]) -> Any:
             f"formats 1 and {FORMAT}: {', '.join(sorted(Result.kinds))}. curvlens {document.get('curvlens')} wrote it."
         )
     if not isinstance(fields, dict):
-        raise CurvlensError(f"{str(text)!r} is no complete {kind}: it has no fields.")
+        raise CurvlensError(f"{str(text)!r} is not a complete {kind}: it has no fields.")
     tensors: dict[str, Tensor] = {}
     file = _tensor_file(text, document)
     if file is not None:
         with _explained(file):
             try:
-                # the bytes, and the tensors that are made of them
+                # the bytes, and the tensors made from them
                 content = files.read(file, available_bytes(torch.device("cpu")) // 2, "half of the free memory")
             except FileNotFoundError:
                 raise CurvlensError(f"{text.name!r} needs {str(file)!r}, which is missing.") from None
@@ -167,7 +168,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     try:
         return _join({"$kind": kind, "fields": fields}, tensors, old=format == 1)
     except (TypeError, LookupError, AttributeError, ValueError, RuntimeError, ArithmeticError) as error:
-        raise CurvlensError(f"{str(text)!r} is no complete {kind}: {error}.") from error
+        raise CurvlensError(f"{str(text)!r} is not a complete {kind}: {error}.") from error
 
 
 def to_plain(result: Result) -> tuple[Any, dict[str, Tensor]]:
@@ -182,14 +183,14 @@ def from_plain(document: Any, tensors: dict[str, Tensor] | None = None) -> Any:
 
 
 def claim(path: str | os.PathLike[str]) -> Path:
-    """The file that ``save(path)`` writes; an error if something is there that ``save`` did not write."""
+    """The file that ``save(path)`` writes. Raise an error if the existing file was not written by ``save``."""
     text = _json_file(path)
     files.require_ours(text, "Move it away, or choose another name.")
     return text
 
 
 def _is(value: Any, hint: Any) -> bool:
-    """Whether a value that came from a file is what its field says; of hints that are no classes, the ones in use."""
+    """Whether a value from a file has the type of its field. For generic hints, only those in use are known."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_is(value, each) for each in args)
@@ -205,7 +206,7 @@ def _is_result(hint: Any) -> bool:
 
 
 def require_tensors(result: Any, *names: str) -> None:
-    """Fields of a result that came from a file have to be what they say."""
+    """Check that these fields of a loaded result are tensors."""
     for name in names:
         if not isinstance(getattr(result, name), Tensor):
             raise TypeError(f"{name} is a {type(getattr(result, name)).__name__}, expected a tensor")
@@ -227,14 +228,14 @@ def _read(text: Path) -> dict[str, Any]:
         except FileNotFoundError:
             raise CurvlensError(f"There is no result at {str(text)!r}. Give the path that save() returned.") from None
         except ValueError as error:
-            raise CurvlensError(f"{str(text)!r} is no saved result: {error}.") from error
+            raise CurvlensError(f"{str(text)!r} is not a saved result: {error}.") from error
     if not isinstance(document, dict):
-        raise CurvlensError(f"{str(text)!r} is no saved result: it holds a {type(document).__name__}.")
+        raise CurvlensError(f"{str(text)!r} is not a saved result: it holds a {type(document).__name__}.")
     return document
 
 
 def _old_tensors(text: Path) -> Path | None:
-    """The file with the tensors of the result that is to be replaced, if there is one."""
+    """The tensor file of the result that will be replaced, if there is one."""
     try:
         return _tensor_file(text, _read(text))
     except CurvlensError:
@@ -242,21 +243,21 @@ def _old_tensors(text: Path) -> Path | None:
 
 
 def _tensor_file(text: Path, document: dict[str, Any]) -> Path | None:
-    """The file with the tensors of a saved result, which is one of ours and lies beside it."""
+    """The tensor file of a saved result. It must be in the same folder and have a name that ``save`` gives."""
     named = document.get("tensors")
     if named is None:
         return None
     name = named.get("file") if isinstance(named, dict) else None
     if not isinstance(name, str) or not re.fullmatch(rf"{re.escape(text.stem)}\.[0-9a-f]{{16}}\.safetensors", name):
         raise CurvlensError(
-            f"{str(text)!r} names {name!r} as the file of its tensors, which is not how they are called."
+            f"{str(text)!r} names {name!r} as the file of its tensors, which is not the name of such a file."
         )
     return text.with_name(name)
 
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """What a file system says, in our words."""
+    """Raise errors of the file system as a `CurvlensError`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -279,11 +280,11 @@ def _plain(value: Any) -> Any:
 
 
 def _split(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """A value for JSON; tensors with an axis go into the other file and leave their place."""
+    """A value for JSON. Tensors with an axis go into the other file and are replaced by a reference."""
     if isinstance(value, (Tensor, np.ndarray)) and value.ndim:
         place = str(len(tensors))
         kind = "$tensor" if isinstance(value, Tensor) else "$array"
-        # A copy: safetensors refuses tensors that share memory.
+        # A copy: safetensors rejects tensors that share memory.
         tensors[place] = torch.as_tensor(value).detach().cpu().clone(memory_format=torch.contiguous_format)
         return {kind: place}
     if isinstance(value, Tensor):
@@ -303,7 +304,7 @@ def _split(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _join(value: Any, tensors: dict[str, Tensor], *, old: bool) -> Any:
-    """The value that `_split` took apart; ``old``: results in it are in format 1."""
+    """The inverse of `_split`; with ``old`` the results inside have format 1."""
     if isinstance(value, list):
         return [_join(item, tensors, old=old) for item in value]
     if not isinstance(value, dict):

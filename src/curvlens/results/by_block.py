@@ -13,15 +13,15 @@ from curvlens.results.estimate import Estimate
 from curvlens.results.status import Status, worst
 
 ADDS_UP = ("trace",)
-"""What the blocks have in sum: a norm is no sum of norms."""
+"""Quantities of which the blocks add up to the whole. Norms do not."""
 
 
 class ByBlock(Result, Mapping[str, Estimate]):
     """One estimate for each block, by name: a mapping that prints as a table.
 
-    Every name is there, also where work ended before its turn came: such a block is not `Estimate.measured`, its number
-    NaN. Of traces, ``traces["h.0.attn"]`` is the sum over ``h.0.attn.q``, ``h.0.attn.k``, … if there is no block of
-    that very name, with the error that `curvlens.results.arithmetic` gives it.
+    Every name is present. If work ended before a block was measured, its estimate is not `Estimate.measured`, and its
+    value is NaN. For traces, ``traces["h.0.attn"]`` is the sum over ``h.0.attn.q``, ``h.0.attn.k``, … if there is no
+    block of that name, with the error from `curvlens.results.arithmetic`.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class ByBlock(Result, Mapping[str, Estimate]):
         self._blocks = dict(blocks)
         self.what = what
         self.by = by
-        """What there is one estimate for: a block, layer, role, head or parameter."""
+        """What each estimate is for: a block, layer, role, head or parameter."""
         self.note = note
-        """What a reader has to know of the whole: interrupted, what of a budget was spent, who had less of it."""
+        """Remarks on the whole: interrupted, what of a budget was spent, which blocks had less of it."""
         self._status = worst(block.status for block in blocks.values()) if status is None else Status(status)
 
     def __getitem__(self, name: str) -> Estimate:
@@ -54,7 +54,7 @@ class ByBlock(Result, Mapping[str, Estimate]):
         return name in self._blocks
 
     def _hint(self, name: str, below: bool) -> str:
-        """The granularity in which a name is likely to be found, or names that are here."""
+        """A hint for a missing name: another ``by=`` that may have it, or similar names."""
         other: By | None = None
         if Block(f"{name}.x", ()).layer == name:
             other = "layer" if self._may_have(name) else None
@@ -70,13 +70,13 @@ class ByBlock(Result, Mapping[str, Estimate]):
         return f"{no_sum}{asked}Names here: {listing(self)}."
 
     def _may_have(self, layer: str) -> bool:
-        """Whether what was measured may have a layer; names of roles and parameters do not tell."""
+        """Whether the measured operator may have a layer. Names of roles and parameters do not tell."""
         unsaid = self.by in ("role", "parameter")
         return unsaid or any(f"{known}.".startswith(f"{layer}.") for known in self)
 
     @property
     def status(self) -> Status:
-        """How the work on all blocks ended: as that on the worst of them, unless it is said for the whole."""
+        """How the work on all blocks ended: the worst status of a block, unless the whole has its own."""
         return self._status
 
     def __iter__(self) -> Iterator[str]:
@@ -87,11 +87,11 @@ class ByBlock(Result, Mapping[str, Estimate]):
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """The blocks whose turn did not come."""
+        """The blocks that were not measured."""
         return tuple(name for name, estimate in self.items() if not estimate.measured)
 
     def place(self, name: str) -> tuple[str | None, str, int | None]:
-        """The layer of a name (None outside of layers), its role, and its head (None if it is none).
+        """The layer of a name (None outside of layers), its role, and its head (None if it has none).
 
         >>> ByBlock({}, by="head").place("h.3.attn.q.1"), ByBlock({}).place("embed")
         (('h.3', 'attn.q', 1), (None, 'embed', None))
@@ -128,7 +128,7 @@ class ByBlock(Result, Mapping[str, Estimate]):
         """A flat record for each block: name, value, stderr, low and high ends of the 95 % interval, samples,
         status, note.
 
-        ``pandas.DataFrame(result.table())`` reads it. What was not measured is None.
+        ``pandas.DataFrame(result.table())`` reads it. Values that were not measured are None.
         """
         records = []
         for name, estimate in self.items():

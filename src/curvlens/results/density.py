@@ -1,4 +1,4 @@
-"""A spectral density: where the eigenvalues are, as a share of all of them."""
+"""A spectral density: the distribution of the eigenvalues, with total mass 1."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from curvlens.results.status import Status
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Density(Result):
-    """The spectral measure μ = (1/n) Σ δ(λ_i): total mass 1, atoms where eigenvalues are repeated or stand alone.
+    """The spectral measure μ = (1/n) Σ δ(λ_i): total mass 1, atoms at repeated or isolated eigenvalues.
 
-    Each probe gives nodes and weights, whose sums Σ w f(λ) are exact for polynomials (moments, traces of functions).
-    ``lower``, ``upper`` and ``mass`` are the picture of it: a node that is an eigenvalue is an atom, the mass of the
-    others is spread evenly to their neighbours.
+    Each probe has nodes and weights; sums Σ w f(λ) are exact for polynomials (moments, traces of functions). ``lower``,
+    ``upper`` and ``mass`` are the drawn measure: a node that is an eigenvalue is an atom; the mass of other nodes is
+    spread evenly to their neighbours.
     """
 
     nodes: Tensor
     weights: Tensor
     probe: Tensor
-    """Which probe a node belongs to."""
+    """The probe that a node belongs to."""
     settled: Tensor
     """Whether a node is an eigenvalue, to 1e-6 of the norm."""
     coarse_nodes: Tensor
     coarse_weights: Tensor
-    """The same after half of the steps: what a function changes by then, it may change again."""
+    """The weights after half of the steps. If a function changed by then, it may change as much again."""
     lower: Tensor
     upper: Tensor
     mass: Tensor
@@ -50,9 +50,9 @@ class Density(Result):
     products: int
     provenance: Provenance = field(default_factory=dict)
     status: Status = Status.SAMPLED
-    """How it ended: exact, if the spectrum was computed in full."""
+    """How the computation ended; ``EXACT`` if the spectrum was computed in full."""
     note: str = ""
-    """What a reader has to know: interrupted after so many probes."""
+    """A remark for the reader, such as "interrupted after 2 of 4 probes"."""
 
     def __post_init__(self) -> None:
         require_tensors(
@@ -68,12 +68,14 @@ class Density(Result):
 
     @property
     def measure(self) -> Measure:
-        """The picture as a measure."""
+        """The drawn density as a measure."""
         return Measure(self.lower, self.upper, self.mass)
 
     def atoms(self, tolerance: float = 1e-6) -> list[tuple[float, float]]:
-        """(value, mass) of eigenvalues that stand alone or are repeated, ascending; nearer than ``tolerance`` of the
-        largest is one. n times the mass estimates the multiplicity."""
+        """(value, mass) of isolated or repeated eigenvalues, ascending. n times the mass estimates the multiplicity.
+
+        Values closer than ``tolerance`` times the largest count as one.
+        """
         is_atom = self.lower == self.upper
         values, order = self.lower[is_atom].sort()
         masses = self.mass[is_atom][order]
@@ -90,7 +92,7 @@ class Density(Result):
         return self.measure.cdf(torch.as_tensor(x, dtype=torch.float64)).clamp(0, 1)
 
     def band(self, x: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """A pointwise confidence band of `cdf`: the law of random directions, and where the mass of a node may lie."""
+        """A pointwise confidence band of `cdf`, from the law of random directions and the resolution of the nodes."""
         check_level(level)
         x = torch.as_tensor(x, dtype=torch.float64)
         if self.exact:
@@ -103,9 +105,9 @@ class Density(Result):
         return low.clamp(min=0), high.clamp(max=1)
 
     def _brackets(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the most that each probe's measure can have up to x, (probes, points).
+        """The smallest and largest mass up to x that each probe's measure can have, (probes, points).
 
-        The mass of a node lies between its neighbours (Chebyshev, Markov, Stieltjes); that of an eigenvalue on it.
+        The mass of a node lies between its neighbours (Chebyshev, Markov, Stieltjes); that of an eigenvalue is at it.
         """
         rounding = 1e-9 * float(self.nodes.abs().max())
         low, high = [], []
@@ -145,9 +147,9 @@ class Density(Result):
     # Numbers
 
     def function(self, f: Callable[[Tensor], Tensor]) -> Estimate:
-        """(1/n) tr f(A) = Σ w f(λ): exact for polynomials of a degree below twice the steps.
+        """(1/n) tr f(A) = Σ w f(λ): exact for polynomials of a degree below twice the number of steps.
 
-        The error is that of the probes, and what the value changed by from half of the steps to all of them.
+        The error includes the spread of the probes, and the change of the value in the second half of the steps.
         """
         values = _applied(f, self.nodes)
         value = (self.weights * values).sum()
@@ -176,8 +178,8 @@ class Density(Result):
     def negative_mass(self) -> Estimate:
         """The share of negative eigenvalues, below 1e-10 of the largest.
 
-        A step at 0 is what quadrature sees worst where many eigenvalues are near it: the error has all that the nodes
-        beside 0 leave open. More steps, or ``exact=True``, narrow it.
+        Quadrature resolves a step at 0 badly if many eigenvalues are near 0. The error includes all the mass that the
+        nodes beside 0 leave undecided. More steps, or ``exact=True``, reduce it.
         """
         floor = -1e-10 * float(self.nodes.abs().max())
         if self.exact:
@@ -187,7 +189,7 @@ class Density(Result):
         return self._over_probes(middle, float((high - low).mean()) / 2)
 
     def logdet(self, damping: float) -> Estimate:
-        """log det (A + damping), for a damping that makes it positive."""
+        """log det (A + damping). The damping must make A + damping positive."""
         lowest = float(self.nodes.min())
         if not lowest + damping > 0:
             raise CurvlensError(
@@ -198,7 +200,7 @@ class Density(Result):
         return Estimate(mean.value * self.n, mean.stderr * self.n, self.products, mean.dof, provenance=self.provenance)
 
     def effective_rank(self) -> Estimate:
-        """(tr A)² / ‖A‖²_F: how many equal eigenvalues would have this trace and norm."""
+        """(tr A)² / ‖A‖²_F: the number of equal eigenvalues with this trace and norm."""
         square = self.moment(2).value
         if self.exact or not float(square):
             value = self.n * self.moment(1).value ** 2 / square if float(square) else torch.zeros_like(square)
@@ -253,7 +255,7 @@ class Density(Result):
         pad = 0.02 * self._span()
         edges = torch.linspace(low - pad, high + pad, width + 1, dtype=torch.float64)
         shares = self.cdf(edges).diff().clamp(min=0)
-        floor = 0.02 / self.n  # so that a single eigenvalue shows, whatever its weight in the probes
+        floor = 0.02 / self.n  # shows a single eigenvalue even if its weight in the probes is small
         levels = torch.where(shares > floor, (shares / floor).log() / math.log(1 / floor) if floor < 1 else shares, 0.0)
         steps = (levels * height * 8).round().long()
         rows = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Eigs(Result):
-    """Eigenpairs, ascending, repeated values with their multiplicity.
+    """Eigenpairs in ascending order; repeated values appear with their multiplicity.
 
     An eigenvalue of the operator lies within ``residuals[i]`` of ``values[i]``: this is a theorem, not an estimate.
     """
@@ -36,20 +36,20 @@ class Eigs(Result):
     """How the search ended."""
     tol: float
     norm: float
-    """The largest |eigenvalue| seen: what ``tol`` is relative to."""
+    """The largest |eigenvalue| found; ``tol`` is relative to it."""
     products: int
     memory: int
-    """Bytes announced for the search at its peak: basis, vectors, and what products keep and need."""
+    """The announced peak in bytes: basis, vectors, and the memory for products."""
     ends: str = "largest"
     shapes: dict[str, list[int]] = field(default_factory=dict)
-    """The parameters that the vectors run over, or how to cut them out."""
+    """The parameters that the entries of a vector belong to, or the expressions that cut them out."""
     blocks: dict[str, list[str]] = field(default_factory=dict)
-    """The named blocks, and what each is made of."""
+    """The named blocks, and the parts that each consists of."""
     maps: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """The same by head, layer and role, where the architecture is known."""
+    """The same by head, layer and role, if the architecture is known."""
     provenance: Provenance = field(default_factory=dict)
     note: str = ""
-    """What a reader has to know: where the search ended, and why."""
+    """A remark for the reader: where and why the search ended."""
 
     def __post_init__(self) -> None:
         require_tensors(self, "values", "vectors", "residuals", "converged")
@@ -58,7 +58,7 @@ class Eigs(Result):
         return len(self.values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers; the blocks once, by name, and not also by parameter, head, layer and role."""
+        """Plain numbers. Blocks appear once, by name, not also by parameter, head, layer and role."""
         return {name: value for name, value in super().to_dict().items() if name not in ("shapes", "maps")}
 
     def table(self) -> list[dict[str, Any]]:
@@ -67,15 +67,15 @@ class Eigs(Result):
         return [{"value": value, "residual": residual, "converged": ok} for value, residual, ok in triples]
 
     def mass(self, by: By = "block") -> dict[str, list[float]]:
-        """The share of each block in each eigenvector, ‖x_b‖², a number for each: shares of a vector sum to 1.
+        """The share of each block in each eigenvector, ‖x_b‖². The shares of a vector sum to 1.
 
-        By block, layer, role, head or parameter.
+        ``by`` is "block", "layer", "role", "head" or "parameter".
         """
         order = self._order()
         named = self.maps.get(by, self.blocks if by == "block" else None)
         if by == "head" and self.maps and named is None:
             raise CurvlensError(
-                "by='head': how many heads the model has was not known. Say it: Problem(..., heads=6), and compute the "
+                "by='head': the number of heads was not known. Give it: Problem(..., heads=6), and compute the "
                 "eigenvectors for that problem."
             )
         if named:
@@ -86,7 +86,7 @@ class Eigs(Result):
         return {name: x.square().sum(0).tolist() for name, x in parts.items()}
 
     def operator(self) -> Operator:
-        """Σ λ_i x_i x_iᵀ as an operator: the part of A that these eigenpairs are. H - H_top has them removed."""
+        """Σ λ_i x_i x_iᵀ as an operator, so that ``H - eigs.operator()`` is H without these eigenpairs."""
         from curvlens.operators.composition import LowRank
 
         order = self._order()
@@ -94,18 +94,18 @@ class Eigs(Result):
         return LowRank(self.vectors, self.values, Layout(order, blocks))
 
     def _order(self) -> list[Part]:
-        """What the entries of a vector belong to."""
+        """The parts that the entries of a vector belong to."""
         return [parse(key, tuple(shape)) for key, shape in self.shapes.items()]
 
     def _block(self, name: str, keys: list[str]) -> Block:
         return Block(name, tuple(parse(key, tuple(self.shapes.get(key, ()))) for key in keys))
 
     def gaps(self) -> Tensor:
-        """Differences of neighbours, λ_{i+1} − λ_i; with both ends, the one in the middle is no gap of the spectrum."""
+        """Differences λ_{i+1} − λ_i of neighbours. With both ends, the middle one is not a gap of the spectrum."""
         return self.values.diff()
 
     def condition(self) -> float:
-        """max |λ| / min |λ| on the span of the returned vectors, and on nothing else."""
+        """max |λ| / min |λ| over the returned eigenvalues only."""
         sizes = self.values.abs()
         if not len(sizes) or not float(sizes.min()):
             raise CurvlensError("An eigenvalue is 0, or none was computed: there is no condition number on this span.")

@@ -21,7 +21,7 @@ from curvlens.results.status import Status
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Estimate(Result):
-    """``value ± stderr`` in float64; the error is 0, with infinitely many degrees of freedom, where it is exact.
+    """``value ± stderr`` in float64. If it is exact, the error is 0 and ``dof`` infinite.
 
     >>> estimate = trace(torch.eye(3, dtype=torch.float64))
     >>> float(estimate), estimate.exact
@@ -31,19 +31,19 @@ class Estimate(Result):
     value: Tensor
     stderr: Tensor
     samples: int
-    """Operator products spent."""
+    """The number of operator products."""
     dof: float = math.inf
     """Degrees of freedom of the standard error."""
     note: str = ""
-    """What a reader has to know: interrupted, accuracy not reached."""
+    """A remark for the reader: interrupted, accuracy not reached."""
     provenance: Provenance = field(default_factory=dict)
     positive: bool = False
-    """Whether it is a norm, or a trace from squares, or a multiple of one: the logarithm of its size, not the number
-    itself, is spread evenly around its mean."""
+    """Whether it is a norm, a trace from squares, or a multiple of one. Then the logarithm of its size, not the number
+    itself, has a symmetric distribution."""
     fixed: float = 0.0
-    """The part of the square of a norm that was computed, not sampled: the logarithm is that of the rest."""
+    """The exact part of the square of a norm. The logarithm is then that of the rest."""
     status: Status = Status.SAMPLED
-    """How the sampling ended; exact, where nothing was left to sample."""
+    """How the sampling ended; ``EXACT`` if nothing was left to sample."""
 
     def __post_init__(self) -> None:
         require_tensors(self, "value", "stderr")
@@ -57,11 +57,11 @@ class Estimate(Result):
 
     @property
     def measured(self) -> bool:
-        """Whether there is a number: not where work ended before its turn came."""
+        """Whether there is a number; False if work ended before it was measured."""
         return self.status is not Status.NOT_MEASURED
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | tuple[Tensor, Tensor]:
-        """The confidence interval by Student's t: two numbers, or two tensors; of a norm, on the logarithm.
+        """The confidence interval by Student's t, as two numbers or two tensors; for a norm, on the logarithm.
 
         >>> Estimate(torch.tensor(2.0), torch.tensor(0.0), 3).interval()
         (2.0, 2.0)
@@ -117,7 +117,7 @@ class Estimate(Result):
         return with_error(float(self.value), float(self.stderr))
 
     def short(self, factor: float = 1.0, digits: int = 4) -> tuple[str, str]:
-        """Value and error as texts for a table; no error where it is too small to be seen in so many digits.
+        """Value and error as texts for a table; no error if it is too small to show in so many digits.
 
         >>> estimate = Estimate(torch.tensor(0.3512), torch.tensor(0.0234), 4, dof=3)
         >>> estimate.short(), estimate.short(100)
@@ -141,10 +141,10 @@ class Estimate(Result):
     def _repr_html_(self) -> str:
         return f"<code>{escape(repr(self))}</code>"
 
-    # Arithmetic: the error of a result is said in `curvlens.results.arithmetic`
+    # Arithmetic: `curvlens.results.arithmetic` explains the errors
 
     def __add__(self, other: Any) -> Estimate:
-        """Independent (no seed in common): errors add as squares. Otherwise they are summed, which bounds them."""
+        """Errors add as squares if the estimates are independent (no common seed). Otherwise they are summed."""
         if isinstance(other, Estimate):
             return arithmetic.added(self, other)
         return arithmetic.shifted(self, _number(other, "+"))
@@ -184,7 +184,7 @@ def _number(value: Any, sign: str) -> float:
 
 
 def table_of(estimates: Mapping[str, Estimate]) -> list[dict[str, Any]]:
-    """A record for each of some single numbers, by name; None for what is not known.
+    """A record for each of several single numbers, by name; None for unknown values.
 
     >>> table_of({"a": Estimate(torch.tensor(2.0), torch.tensor(0.0), 3)})
     [{'quantity': 'a', 'value': 2.0, 'stderr': 0.0, 'low': 2.0, 'high': 2.0}]
@@ -194,19 +194,19 @@ def table_of(estimates: Mapping[str, Estimate]) -> list[dict[str, Any]]:
 
 
 def not_measured() -> Estimate:
-    """The place of a number whose turn did not come: NaN; what is computed with it is NaN too."""
+    """A placeholder for a number that was not measured: NaN. Anything computed from it is NaN too."""
     unknown = torch.tensor(math.nan, dtype=torch.float64)
     return Estimate(unknown, unknown.clone(), 0, 1.0, "not measured", status=Status.NOT_MEASURED)
 
 
 ROUNDING = 1e-10
-"""A sampled part of a square below this share is rounding."""
+"""If the sampled part of a square is below this share, it is rounding."""
 SMALL = -3
-"""The power of ten below which numbers are written with one."""
+"""Numbers below this power of ten are written with an exponent."""
 
 
 def with_error(value: float, error: float) -> str:
-    """``12.34 ± 0.05``: as many digits as the error, with two of its own, leaves; of many, nine.
+    """``12.34 ± 0.05``: the error has two digits, the value as many decimals as the error; at most nine digits.
 
     >>> with_error(22.5139, 0.5), with_error(2.05e-7, 2e-8), with_error(3e-6, 7e-5), with_error(-0.001, 0.2)
     ('22.51 ± 0.50', '2.05e-07 ± 0.20e-07', '0.3e-05 ± 7.0e-05', '0.00 ± 0.20')
@@ -226,7 +226,7 @@ def with_error(value: float, error: float) -> str:
 
 
 def _plain(value: float, digits: int) -> str:
-    """A number in so many digits.
+    """A number with this many digits.
 
     >>> _plain(0.5, 3), _plain(0.00021, 3), _plain(1234.5, 4), _plain(0.0, 3)
     ('0.500', '2.10e-04', '1234', '0')
@@ -239,6 +239,6 @@ def _plain(value: float, digits: int) -> str:
 
 
 def check_level(level: float) -> None:
-    """A confidence level is a probability."""
+    """Check that a confidence level is a probability."""
     if not 0 < level < 1:
         raise CurvlensError(f"level={level}, expected a probability between 0 and 1, as in interval(0.95).")

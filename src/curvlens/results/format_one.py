@@ -1,6 +1,6 @@
-"""Results that were saved in format 1, which told in texts how a computation ended.
+"""Results saved in format 1, where texts said how a computation ended.
 
-The only place that reads such texts. Newer files have a `Status`.
+No other module reads such texts. Newer files have a `Status`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STATUSES = {
     "negative curvature": Status.NEGATIVE_CURVATURE,
     "max_products": Status.STOPPED_AT_BUDGET,
 }
-"""Words that a solution had, where they differ from those of today."""
+"""Status texts of a solution in format 1 that differ from the present ones."""
 BEGINNINGS = {
     "converged": Status.CONVERGED,
     "the basis spans": Status.CONVERGED,
@@ -33,18 +33,18 @@ BEGINNINGS = {
     "not twice differentiable": Status.HAS_GAPS,
     "not measured": Status.NOT_MEASURED,
 }
-"""How the texts began."""
+"""Beginnings of the texts."""
 
 
 def upgraded(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a result as they are today."""
+    """The fields of a result, converted to the present format."""
     known = {"Eigs": _eigs, "Solution": _solution, "Estimate": _estimate, "ByBlock": _by_block}
     known |= {"Density": _density, "Profile": _profile}
     return known[kind](dict(fields)) if kind in known else fields
 
 
 def _said(text: Any) -> Status | None:
-    """What a text says, part by part; None if it says nothing of the end. The first part decides."""
+    """The status that a text describes; None if it describes none. The first known part of the text decides."""
     for part in str(text).split("; "):
         for beginning, status in BEGINNINGS.items():
             if part.startswith(beginning):
@@ -53,7 +53,7 @@ def _said(text: Any) -> Status | None:
 
 
 def _noted(fields: dict[str, Any]) -> dict[str, Any]:
-    """``why`` becomes ``note``, and nothing is noted where all is well."""
+    """Rename ``why`` to ``note``, and leave it empty if the computation succeeded."""
     if "why" in fields:
         why = fields.pop("why")
         fields["note"] = "" if why == "converged" else why

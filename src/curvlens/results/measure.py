@@ -1,4 +1,4 @@
-"""Probability measures on the line made of pieces: a mass spread evenly over an interval, or an atom on a point."""
+"""Probability measures on the line: each piece is a mass spread evenly over an interval, or an atom at a point."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Measure:
         total = torch.cat([points.new_zeros(1), self.mass[atoms][order].cumsum(0)])
         result = total[torch.searchsorted(points, x, right=not before)]
         lower, upper, mass = self.lower[~atoms], self.upper[~atoms], self.mass[~atoms]
-        # Each ramp by itself: differences of summed ramps would cancel where a narrow one is steep.
+        # Each ramp separately: differences of summed ramps would cancel next to a narrow, steep one.
         for part in (slice(i, i + CHUNK) for i in range(0, len(x), CHUNK) if len(lower)):
             ramps = ((x[part, None] - lower) / (upper - lower)).clamp(0, 1)
             result[part] += ramps @ mass
         return result
 
     def breaks(self) -> Tensor:
-        """Where the slope of the distribution function changes, ascending."""
+        """The points where the slope of the distribution function changes, ascending."""
         breaks: Tensor = torch.unique(torch.cat([self.lower, self.upper]))
         return breaks
 
 
 def wasserstein(one: Measure, other: Measure) -> float:
-    """∫ |F − G| dx, exactly: between breaks the difference is a straight line."""
+    """∫ |F − G| dx, exactly: between breaks the difference is linear."""
     x = torch.unique(torch.cat([one.breaks(), other.breaks()]))
     left = one.cdf(x[:-1]) - other.cdf(x[:-1])
     right = one.cdf(x[1:], before=True) - other.cdf(x[1:], before=True)

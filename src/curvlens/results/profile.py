@@ -1,4 +1,4 @@
-"""Where the curvature of a model comes from, as a tree of its modules."""
+"""The curvature of a model by module, as a tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from curvlens.results.estimate import Estimate, table_of
 from curvlens.results.status import Status, worst
 
 DIGITS = {"trace": 4, "share": 4, "frobenius": 4, "top": 3, "spectral": 4}
-"""What is known of a term, with the digits in which a table shows it where the error is smaller."""
+"""The quantities of a term, and the digits that a table shows if the error is smaller."""
 COLUMNS = {
     "trace": ("trace", 1.0),
     "share": ("share, %", 100.0),
@@ -24,19 +24,19 @@ COLUMNS = {
     "top": ("of λ_max", 1.0),
     "spectral": ("‖·‖₂", 1.0),
 }
-"""How a table in plain text heads them, and in which unit."""
+"""The headings of a text table, with units."""
 OWN = "(own code)"
-"""The line of what a module does beside calling others."""
+"""The label of a module's own code, without the modules that it calls."""
 
 
 @dataclass(frozen=True, eq=False)
 class Portion(Result):
-    """What is known of one symmetric term M of H = G + Σ M."""
+    """The known quantities of one symmetric term M of H = G + Σ M."""
 
     trace: Estimate
     """tr M; the traces of all terms add up to tr H."""
     frobenius: Estimate
-    """‖M‖_F, which does not add up."""
+    """‖M‖_F. Norms do not add up."""
     share: Estimate
     """⟨M, H⟩/‖H‖²_F; the shares of all terms add up to 1, and may be negative."""
     top: Estimate | None = None
@@ -46,7 +46,7 @@ class Portion(Result):
 
     @property
     def status(self) -> Status:
-        """The worst of its numbers."""
+        """The worst status of its numbers."""
         return worst(estimate.status for estimate in self._known().values())
 
     def table(self) -> list[dict[str, Any]]:
@@ -61,11 +61,11 @@ class Portion(Result):
 
     @property
     def is_zero(self) -> bool:
-        """Linear: no probe saw anything."""
+        """Whether the term is zero: no probe saw anything."""
         return self.trace.exact and float(self.frobenius) == 0.0
 
     def flat(self) -> dict[str, float | None]:
-        """Each number and its error by name: ``trace``, ``trace_error``, …; None where it is not known."""
+        """Each number and its error by name: ``trace``, ``trace_error``, …; None if unknown."""
         found: dict[str, float | None] = {}
         for name in DIGITS:
             estimate = getattr(self, name)
@@ -76,23 +76,23 @@ class Portion(Result):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Row(Result):
-    """A module, or a step of attention: its functional part, and how much of it is its own."""
+    """A module, or a step of attention: its functional part, in total and of its own code."""
 
     path: str
     kind: str
     """The class of the module, or scores, softmax, mix."""
     own: Portion
-    """Of its own code, without the modules in it."""
+    """The part of its own code, without the modules inside it."""
     total: Portion
-    """With all that is in it."""
+    """The part of the module with all modules inside it."""
 
     @property
     def status(self) -> Status:
-        """The worse of both portions."""
+        """The worse status of both portions."""
         return worst([self.own.status, self.total.status])
 
     def table(self) -> list[dict[str, Any]]:
-        """A record for each quantity, of its own code and in total."""
+        """A record for each quantity, for its own code and in total."""
         parts = {"own": self.own, "total": self.total}
         return [{"of": name, **record} for name, portion in parts.items() for record in portion.table()]
 
@@ -113,16 +113,16 @@ class Row(Result):
 class Profile(Result):
     """H = GGN + Σ_m M_m, term by term: ``profile["h.0.attn"].total.trace`` ± its error.
 
-    Norms are those of each term by itself: only traces, shares and contributions to the largest eigenvalue add up.
+    Only traces, shares and contributions to the largest eigenvalue add up. Norms are those of each term alone.
     """
 
     hessian: Portion
     ggn: Portion
     rows: dict[str, Row]
-    """By path, each module before what is in it; the first, "", is the model."""
+    """By path; each module comes before the modules inside it. The first, "", is the model."""
     mismatch: float
-    """How far the terms are from adding up to zᵀHz, computed independently: the worst of all probes, as a share of the
-    sum of their sizes."""
+    """The difference between the sum of all terms and an independently computed zᵀHz: the largest over all probes,
+    relative to the sum of the terms' sizes."""
     samples: int
     note: str = ""
     provenance: Provenance = field(default_factory=dict)
@@ -141,11 +141,11 @@ class Profile(Result):
         return len(self.rows)
 
     def children(self, path: str = "") -> list[Row]:
-        """The rows right below a path."""
+        """The rows directly below a path."""
         return self.tree()[self[path].path]
 
     def tree(self) -> dict[str, list[Row]]:
-        """The rows right below every path, in the order of the model."""
+        """The rows directly below every path, in the order of the model."""
         below: dict[str, list[Row]] = {path: [] for path in self.rows}
         for row in self:
             parent = next((p for p in reversed(above(row.path)) if p in below), None)
@@ -156,7 +156,7 @@ class Profile(Result):
     def table(self) -> list[dict[str, Any]]:
         """A flat record for each row, Hessian and GGN first: path, kind, ``own_trace``, ``own_trace_error``, ….
 
-        ``pandas.DataFrame(profile.table())`` reads it; the path of the model is "". What is not known is None.
+        ``pandas.DataFrame(profile.table())`` reads it. The path of the model is "". Unknown values are None.
         """
         records: list[dict[str, Any]] = [
             {"path": name, "kind": "", **_named("own", whole), **_named("total", whole)}
@@ -168,16 +168,16 @@ class Profile(Result):
 
     @property
     def adds_up(self) -> bool:
-        """Whether the terms are the Hessian to rounding; not if there are gaps."""
+        """Whether the terms add up to the Hessian up to rounding; False if there are gaps."""
         return bool(self.mismatch <= sum_tolerance(getattr(torch, self.provenance.get("dtype", "float64"))))
 
     def depth(self, path: str) -> int:
-        """How many rows are above it."""
+        """The number of rows above a path."""
         return sum(p in self.rows for p in above(path))
 
     @property
     def headline(self) -> str:
-        """What was looked at, in a line."""
+        """A line on what was profiled."""
         facts, about = [self.rows[""].kind], self.provenance
         if "shape" in about:
             facts.append(f"{about['shape'][0]:,} parameters")
@@ -189,7 +189,7 @@ class Profile(Result):
 
     @property
     def check(self) -> str:
-        """What the comparison with zᵀHz says, in a line."""
+        """A line on the comparison with zᵀHz."""
         if math.isnan(self.mismatch):
             return "whether the rows add up to zᵀHz is not known: there are gaps"
         size = f"{self.mismatch:.1g} of the sum of their sizes"
@@ -202,7 +202,7 @@ class Profile(Result):
         )
 
     def __str__(self) -> str:
-        """The tree as a table, between what was looked at and what the check says."""
+        """The tree as a table, with the headline above and the check below."""
         named = [("Hessian", self.hessian), ("  GGN", self.ggn), *self._lines("", 1, self.tree())]
         columns = [["", *(printable(name) for name, _ in named)]]
         columns[0] = [name.ljust(max(map(len, columns[0]))) for name in columns[0]]
@@ -230,7 +230,7 @@ def _named(whose: str, portion: Portion) -> dict[str, float | None]:
 
 
 def aligned(pairs: list[tuple[str, str]], least: int = 0) -> list[str]:
-    """Values below each other, and their errors; all of one length, ``least`` or more.
+    """Values and errors aligned in a column; all texts have the same length, at least ``least``.
 
     >>> aligned([("1.5", "0.2"), ("23", "")])
     ['1.5 ± 0.2', ' 23      ']
@@ -244,12 +244,12 @@ def aligned(pairs: list[tuple[str, str]], least: int = 0) -> list[str]:
 
 
 def sum_tolerance(dtype: torch.dtype) -> float:
-    """How far terms may be from adding up by rounding, as a share of the sum of their sizes."""
+    """The largest difference of the sum that rounding explains, relative to the sum of the terms' sizes."""
     return min(max(1e4 * torch.finfo(dtype).eps, 1e-9), 0.05)
 
 
 def above(path: str) -> list[str]:
-    """The paths above a path, the model's first.
+    """The paths above a path, starting with the model.
 
     >>> above("h.0.attn")
     ['', 'h', 'h.0']

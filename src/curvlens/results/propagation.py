@@ -1,4 +1,4 @@
-"""How curvature moves through the layers of a model."""
+"""The curvature at each layer of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from curvlens.results.status import Status, worst
 PARTS = ("hessian", "ggn", "functional")
 QUANTITIES = ("trace", "frobenius", "top", "bottom")
 COLUMNS = {"λ_min": 19, "λ_max": 19, "norm": 19, "trace": 19}
-"""Of a printed table, with their widths."""
+"""The columns of a printed table, with their widths."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,15 +23,15 @@ class Amount(Result):
 
     trace: Estimate
     frobenius: Estimate
-    """Not below ‖M‖₂: the eigenvalues at the ends are taken out before the rest is sampled."""
+    """Never below ‖M‖₂: the eigenvalues at the ends are computed, and only the rest is sampled."""
     top: Estimate
-    """The largest eigenvalue; one lies within the error, which is a bound."""
+    """The largest eigenvalue. The error is a bound: an eigenvalue lies within it."""
     bottom: Estimate | None = None
-    """The smallest eigenvalue, likewise; None where a matrix is known to have no negative one."""
+    """The smallest eigenvalue, with the same kind of error; None if the matrix has no negative eigenvalue."""
 
     @property
     def status(self) -> Status:
-        """The worst of its numbers."""
+        """The worst status of its numbers."""
         return worst(estimate.status for estimate in self._known().values())
 
     def table(self) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ class Amount(Result):
 
 
 class Amounts(dict[str, Amount]):
-    """Amounts by part; a name that is not there is told with the nearest one that is."""
+    """Amounts by part. A missing name raises an error with the nearest known name."""
 
     def __missing__(self, name: str) -> Amount:
         if not self:
@@ -67,17 +67,17 @@ class Level(Result):
 
     name: str
     parameters: dict[str, Amount]
-    """Of the block of its own parameters, by part: hessian, ggn, functional."""
+    """The block of its own parameters, by part: hessian, ggn, functional."""
     activations: dict[str, Amount]
-    """By the activations that leave it: what arrives from all that lies behind. Empty for a role."""
+    """The Hessian by the activations that leave it, which comes from all later layers. Empty for a role."""
 
     @property
     def status(self) -> Status:
-        """The worst of its amounts."""
+        """The worst status of its amounts."""
         return worst(amount.status for amount in (*self.parameters.values(), *self.activations.values()))
 
     def table(self) -> list[dict[str, Any]]:
-        """A record for each part, of parameters and of activations."""
+        """A record for each part, for parameters and for activations."""
         return self._pictured().table()
 
     def _pictured(self) -> Propagation:
@@ -100,7 +100,7 @@ class Propagation(Result):
 
     @property
     def status(self) -> Status:
-        """The worst of its levels."""
+        """The worst status of its levels."""
         return worst(level.status for level in self.levels.values())
 
     def __getitem__(self, name: str) -> Level:
@@ -130,7 +130,7 @@ class Propagation(Result):
         return printable(f"Propagation({len(self)} by {self.by}: {names}; {self.samples} samples each)")
 
     def __str__(self) -> str:
-        """Tables: both ends of the spectrum, norm and trace of every part, of parameters and of activations."""
+        """Tables with both ends of the spectrum, norm and trace of every part, for parameters and activations."""
         width = max([2 + len(printable(name)) for name in self.levels] + [12])
         lines = []
         for what in ("parameters", "activations"):
@@ -145,7 +145,7 @@ class Propagation(Result):
 
 
 def _cells(amount: Amount) -> str:
-    """The numbers of one row; no error where it is too small to be seen."""
+    """The numbers of one row, without an error if it is too small to show."""
     shown = {"λ_min": "≥ 0" if amount.bottom is None else _text(amount.bottom), "λ_max": _text(amount.top)}
     shown |= {"norm": _text(amount.frobenius), "trace": _text(amount.trace)}
     return "".join(f" {shown[head]:>{size}}" for head, size in COLUMNS.items())

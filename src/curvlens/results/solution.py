@@ -15,23 +15,23 @@ class Solution(Result):
     """x with (A + damping) x ≈ b."""
 
     x: Any
-    """In the format of b: a flat tensor, an array or a dict by parameter name."""
+    """The solution in the format of b: a flat tensor, an array or a dict by parameter name."""
     residual: float
     """‖b − (A + damping) x‖ / ‖b‖, from a product with x."""
     status: Status
-    """How it ended. A system without a solution is inconsistent, and x then fits it best."""
+    """How the solve ended. For a system without a solution it is ``INCONSISTENT``, and x is a best fit."""
     products: int
     method: str
     damping: float
     history: list[float] = field(default_factory=list)
-    """The relative residual after each step, as the method tracks it."""
+    """The relative residual after each step, as the method estimates it."""
     provenance: Provenance = field(default_factory=dict)
     note: str = ""
-    """What a reader has to know: why the accuracy was not reached."""
+    """A remark for the reader: why the accuracy was not reached."""
 
     @property
     def converged(self) -> bool:
-        """Whether the residual is as small as asked for."""
+        """Whether the residual is as small as requested."""
         return self.status is Status.CONVERGED
 
     def table(self) -> list[dict[str, Any]]:

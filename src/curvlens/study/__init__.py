@@ -1,4 +1,4 @@
-"""The engine for any long work: units keyed by configuration, stored one by one, done once, resumed after anything."""
+"""The engine for long work: units keyed by configuration. Each is done once and stored; runs can be resumed."""
 
 from curvlens.study.budget import Budget, parse_budget
 from curvlens.study.folder import Study

@@ -1,4 +1,4 @@
-"""What work may cost: a time, or a number of gradients. One parser for every ``budget=`` of curvlens."""
+"""A budget: a time, or a number of gradients. Every ``budget=`` of curvlens uses this parser."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NUMBER = re.compile(r"([-+]?[\d.]+(?:e[-+]?\d+)?|[-+]?nan|[-+]?inf)\s*(\D*)", r
 
 @dataclass(frozen=True)
 class Budget:
-    """So many seconds, or so many gradients: one of the two is None."""
+    """A number of seconds, or a number of gradients; the other is None."""
 
     seconds: float | None = None
     gradients: float | None = None
     text: str = ""
-    """As the user wrote it, for messages."""
+    """The text that the user gave, for messages."""
 
     def __post_init__(self) -> None:
         given = [amount for amount in (self.seconds, self.gradients) if amount is not None]
@@ -34,7 +34,7 @@ class Budget:
 
 
 def parse_budget(budget: str | float | Budget | None) -> Budget | None:
-    """``"2m"``, ``"90s"``, ``"1h"``, a number of seconds, or ``"200 gradients"``; None is no limit.
+    """``"2m"``, ``"90s"``, ``"1h"``, a number of seconds, or ``"200 gradients"``; None means no limit.
 
     >>> parse_budget("2m").seconds, parse_budget("200 gradients").gradients
     (120.0, 200.0)
@@ -71,10 +71,10 @@ def readable_time(seconds: float) -> str:
 
 
 def _why(text: str) -> str:
-    """What is wrong with a text that does not match."""
+    """What is wrong with a text that is no budget."""
     match = _NUMBER.fullmatch(text)
     if match is None:
-        return "is no amount with a unit"
+        return "is not an amount with a unit"
     if text.lower().lstrip("+-").startswith(("nan", "inf")) or text.startswith("-"):
         return "is not a finite number above zero"
     return f"has the unknown unit {match[2].strip()!r}" if match[2].strip() else "has no unit"

@@ -1,9 +1,9 @@
-"""A study: a folder of records, one file of rows a kind, and tensors beside them.
+"""A study: a folder of records, with one file of rows for each kind, and tensors beside them.
 
-``KIND.jsonl`` has a row a record, and is only ever added to; what is there is never computed again. ``tensors/`` has
-their tensors. ``study.json`` says what the folder belongs to, if the study pins it. A finished study of numbers is kept
-or handed on as one small file, the sorted table of all its records, compressed: a folder with a ``table.jsonl.gz`` has
-its records, too.
+``KIND.jsonl`` has one row for each record. Rows are only added, and a stored unit is never computed again. ``tensors/``
+has the tensors. ``study.json`` has the identity of the study, if it has one. A finished study of numbers can be kept or
+shared as one small file, the compressed sorted table of all its records: the records of a ``table.jsonl.gz`` in the
+folder count as stored.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from curvlens.study.unit import FORMAT, Record, Unit
 class Study:
     """A folder of records.
 
-    ``identity`` pins what the records are of, as ``{"model": fingerprint, "data": fingerprint}``: a folder with another
-    identity, or with files of something else, is refused.
+    ``identity`` says what the records belong to, as ``{"model": fingerprint, "data": fingerprint}``. A folder with
+    another identity, or with other files, raises an error.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, identity: Mapping[str, Any] | None = None) -> None:
@@ -44,27 +44,27 @@ class Study:
         return f"Study({str(self.folder)!r})" if self.identity is None else f"Study({str(self.folder)!r}, identity=…)"
 
     def file(self, kind: str) -> Path:
-        """Where the rows of a kind are."""
+        """The file with the rows of a kind."""
         return self.folder / f"{kind}.jsonl"
 
     def records(self, kind: str) -> dict[str, Record]:
-        """All records of a kind, by key, of whatever revision."""
+        """All records of a kind, by key, of every revision."""
         own = self._own(kind)
         return own | {key: record for key, record in self._packed.get(kind, {}).items() if key not in own}
 
     def get(self, unit: Unit) -> Record | None:
-        """The record of a unit; None if it is not done. It reads the file of the kind: ask `missing` for many units."""
+        """The record of a unit; None if it is not done. It reads the whole file: for many units call `missing`."""
         return self.records(unit.kind).get(unit.key)
 
     def missing(self, units: Iterable[Unit]) -> list[Unit]:
-        """The units that have no record yet, in their order, each once."""
+        """The units without a record, in their order, each once."""
         asked = {unit.key: unit for unit in units}
         done = {kind: self.records(kind) for kind in dict.fromkeys(unit.kind for unit in asked.values())}
         return [unit for key, unit in asked.items() if key not in done[unit.kind]]
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the folder while many records are added; another process that wants to write gets an error."""
+        """Lock the folder while many records are added. Another process that wants to write gets an error."""
         if self._known is not None:
             yield
             return
@@ -83,13 +83,13 @@ class Study:
                 self._known = None
 
     def add(self, record: Record) -> None:
-        """Store a record: its tensors, then its row. Both are on disk when this returns.
+        """Store a record: first its tensors, then its row. Both are on disk when this returns.
 
-        Adding the same numbers again does nothing; other numbers for the same unit are an error.
+        Adding the same numbers again does nothing. Other numbers for the same unit raise an error.
         """
         with self.writing():
             assert self._known is not None
-            # taken out until the row is whole: after an error the end of the file is looked at again
+            # removed until the row is complete: after an error the end of the file is checked again
             known = self._known.pop(record.kind, None)
             known = self._prepare(record.kind) if known is None else known
             stored, content = tensors.packed(record.tensors) if record.tensors else (None, b"")
@@ -106,9 +106,9 @@ class Study:
             self._known[record.kind] = known
 
     def set_aside(self, kinds: Iterable[str]) -> list[Path]:
-        """Move files away that cannot be read, to names that are free; what is in them stays as it is.
+        """Move unreadable files to free names; their content does not change.
 
-        Rows that can be read go into a new file: they are not computed again.
+        Rows that can be read go into a new file and are not computed again.
         """
         if not self.folder.exists():
             return []
@@ -152,7 +152,7 @@ class Study:
         return OnDisk(self.folder, stored)
 
     def _prepare(self, kind: str) -> dict[str, Record]:
-        """Make a file ready for more rows of the present format; the records that are there."""
+        """Prepare a file for new rows in the present format, and return its records."""
         if log.mend(self.file(kind)) < FORMAT:
             log.append(self.file(kind), HEADS[FORMAT].encode())
         return self.records(kind)
@@ -160,7 +160,7 @@ class Study:
     def _keep_readable(self, damaged: Path, kind: str) -> None:
         try:
             lines = log.readable_lines(log.read(damaged), kind)
-        except CurvlensError:  # a folder, or a file that may not be read
+        except CurvlensError:  # a folder, or a file without read permission
             return
         if lines:
             log.append(self.file(kind), lines)

@@ -1,7 +1,7 @@
-"""What a folder of results belongs to: a mapping that is written once, and compared whenever the folder is opened.
+"""The identity of a folder of results: a mapping that is written once and compared whenever the folder is opened.
 
-A study with an identity, such as the fingerprints of a model and of its data, owns its folder: it begins in an empty
-one, and later opens only its own. A study without an identity shares its folder with other files.
+A study with an identity, such as the fingerprints of a model and its data, owns its folder: it starts in an empty
+folder and later opens only its own. A study without an identity may share its folder with other files.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from curvlens.study.plain import as_json, decoded, encoded, plain
 NAME = "study.json"
 LARGEST = 1 << 20
 _LEFT = re.compile(rf"{re.escape(LOCK)}|\.curvlens-[0-9a-f]{{16}}\.new")
-"""What a process leaves in an empty folder when it is killed before the identity is written."""
+"""Files that a process leaves in an empty folder if it is killed before the identity is written."""
 
 
 def checked(identity: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """An identity of plain values; None if there is none."""
+    """The identity as plain values; None if there is none."""
     if identity is None:
         return None
     try:
         if not isinstance(identity, Mapping) or not identity:
-            raise ValueError("it is no mapping with an entry")
+            raise ValueError("it is not a mapping with at least one entry")
         found: dict[str, Any] = plain(identity, where="identity")
     except ValueError as error:
         raise CurvlensError(f"This identity cannot be stored: {error}. Give one as {{'model': '3f2a…'}}.") from error
@@ -36,12 +36,12 @@ def checked(identity: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def pinned(folder: Path) -> dict[str, Any] | None:
-    """The identity that a folder has; None if it has none."""
+    """The identity of a folder; None if it has none."""
     file = folder / NAME
     try:
         content = files.parse(files.read(file, LARGEST))
         if not isinstance(content, dict) or content.get("curvlens study") != 1:
-            raise ValueError("it is no file of a study")
+            raise ValueError("it is not a file of a study")
         return checked(decoded(content["identity"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -60,7 +60,7 @@ def pinned(folder: Path) -> dict[str, Any] | None:
 
 
 def require(folder: Path, identity: Mapping[str, Any] | None, *, writing: bool) -> None:
-    """An error if a folder belongs to something else. Anybody may read a folder without giving an identity."""
+    """Raise an error if a folder belongs to something else. Reading needs no identity."""
     there = pinned(folder)
     if identity is None:
         if there is not None and writing:
@@ -84,7 +84,7 @@ def require(folder: Path, identity: Mapping[str, Any] | None, *, writing: bool) 
 
 
 def pin(folder: Path, identity: Mapping[str, Any] | None) -> None:
-    """Write the identity of a folder that has none; the lock is held. May be an OSError."""
+    """Write the identity of a folder that has none. The caller holds the lock. May raise an OSError."""
     if identity is not None and pinned(folder) is None:
         text = as_json({"curvlens study": 1, "identity": encoded(identity)}) + "\n"
         files.write(folder / NAME, text, seal=".json", fix="Give another folder.")

@@ -1,4 +1,4 @@
-"""One process at a time writes to a folder."""
+"""Lets one process at a time write to a folder."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NAME = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is not there. The system releases it when the process ends."""
-    from filelock import FileLock, Timeout  # 35 ms, and nobody who only reads needs it
+    """Hold the lock of a folder, which is created if needed. The system releases it when the process ends."""
+    from filelock import FileLock, Timeout  # takes 35 ms, and reading does not need it
 
     file = folder / NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # A link is not followed: what it points to is not ours to write to. filelock opens with O_NOFOLLOW where
-        # the system has it; elsewhere this look has to do.
+        # A link is not followed: its target may belong to somebody else. filelock opens with O_NOFOLLOW if the system
+        # has it; on other systems this check must do.
         if file.is_symlink():
             raise CurvlensError(f"{str(folder)!r} cannot hold results: {str(file)!r} is a link. Remove it.")
         lock = FileLock(file, timeout=0, thread_local=False)

@@ -1,7 +1,7 @@
-"""Files of rows, only ever added to.
+"""Files of rows. Rows are only added.
 
-A line that a killed process left half written is cut off before the next one is added; any other damage is told, and
-nothing is written over.
+An incomplete last line from a killed process is removed before the next line is added. Any other damage raises an
+error, and nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from curvlens.study.unit import FORMAT, Record
 
 PACKED = "table.jsonl.gz"
 LARGEST = 256 << 20
-"""Bytes of a file, also when unpacked: all points of the papers have 5 MB."""
+"""The most bytes of a file, also when unpacked: all points of the papers have 5 MB."""
 BOM = b"\xef\xbb\xbf"
-"""What some editors put before a text. Line ends may be theirs, too: what is in a line is checked, not its end."""
+"""The mark that some editors put before a text. Their line ends are accepted too: only the content is checked."""
 FIX = (
     "Nothing was written. Repair the file, or move it away by `study.set_aside([kind])`, in `curvlens reproduce` by "
     "--set-aside, and compute again what is lost."
@@ -34,7 +34,7 @@ FIX = (
 
 
 def read(file: Path) -> bytes:
-    """What is in a file; nothing if there is none. A table is unpacked."""
+    """The content of a file; empty if there is no file. A table is unpacked."""
     try:
         content = files.read(file, LARGEST)
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def read(file: Path) -> bytes:
 
 
 def records(file: Path, content: bytes, tensors: Open = Stored.none) -> Iterator[tuple[int, Record]]:
-    """The records of a file with the numbers of their lines."""
+    """The records of a file with their line numbers."""
     whole, _ = _lines(file, content)
     form = FORMAT
     for number, line in enumerate(whole, start=1):
@@ -71,7 +71,7 @@ def records(file: Path, content: bytes, tensors: Open = Stored.none) -> Iterator
 
 
 def mend(file: Path) -> int:
-    """Cut off a half-written last line, or end a last line that lacks its line break. The format of the file's end."""
+    """Remove an incomplete last line, or add a missing line break. Return the format at the end of the file."""
     content = read(file)
     whole, rest = _lines(file, content)
     if rest:
@@ -82,7 +82,7 @@ def mend(file: Path) -> int:
 
 
 def append(file: Path, lines: bytes) -> None:
-    """Write at the end, or not at all; the first line of a file before any other. On disk when this returns."""
+    """Append lines, or nothing; a new file gets its first line. The lines are on disk when this returns."""
     before = None
     try:
         with file.open("ab") as out:
@@ -98,7 +98,7 @@ def append(file: Path, lines: bytes) -> None:
             os.fsync(out.fileno())
     except OSError as error:
         if before is not None:
-            with suppress(OSError):  # what stays is cut off by `mend`
+            with suppress(OSError):  # `mend` removes what stays
                 os.truncate(file, before)
         raise unwritten(file, error) from error
     if not before:
@@ -106,7 +106,7 @@ def append(file: Path, lines: bytes) -> None:
 
 
 def unwritten(file: Path, error: OSError) -> CurvlensError:
-    """An error that says what is kept."""
+    """An error that says that earlier results are kept."""
     why = "no space is left there" if error.errno == errno.ENOSPC else error.strerror
     return CurvlensError(
         f"{str(file)!r} cannot be written: {why}. All results before are kept. Make room, and run the same "
@@ -120,7 +120,7 @@ def damaged(file: Path, number: int, why: str) -> CurvlensError:
 
 
 def readable_lines(content: bytes, kind: str) -> bytes:
-    """The lines of a damaged file that hold records of a kind, below its first line; nothing if it is not ours."""
+    """The lines of a damaged file that are records of a kind, without its first line; empty if it is not ours."""
     *lines, last = content.removeprefix(BOM).split(b"\n")
     lines += [last] if last else []
     if not lines or head_format(lines[0]) is None:
@@ -139,7 +139,7 @@ def readable_lines(content: bytes, kind: str) -> bytes:
 
 
 def _lines(file: Path, content: bytes) -> tuple[Sequence[bytes], bytes]:
-    """Whole lines, and what a process that was killed left of what it was writing."""
+    """The complete lines, and the incomplete rest that a killed process left."""
     *whole, rest = content.removeprefix(BOM).split(b"\n")
     if not whole:
         if not any(head.encode().startswith(rest.rstrip(b"\r")) for head in HEADS.values()):
@@ -155,11 +155,11 @@ def _lines(file: Path, content: bytes) -> tuple[Sequence[bytes], bytes]:
         ):
             raise damaged(file, len(whole) + 1, str(error)) from error
         return whole, rest
-    return [*whole, rest], b""  # all of it is there but the line break
+    return [*whole, rest], b""  # only the line break is missing
 
 
 def _foreign(file: Path, line: bytes) -> CurvlensError:
-    """An error for a file whose first line is not ours."""
+    """An error for a file whose first line curvlens did not write."""
     try:
         written = files.parse(line)["curvlens results"]
         what = f"results in format {written!r:.20}, this version reads {' and '.join(map(str, HEADS))}"

@@ -1,8 +1,8 @@
-"""Values that a row can hold, and how they are written: JSON, floats exact to the bit.
+"""The values that a row can hold, and their text: JSON, floats exact to the bit.
 
-A float is written by ``repr``, the shortest text that reads back as the same float. JSON has no infinities and no NaN:
-they are ``{"$float": "inf"}``, ``"-inf"`` and ``"nan"``, and read back as floats. The sign and the payload of a NaN are
-not kept in a row; tensors keep all their bits.
+A float is written by ``repr``, the shortest text that gives the same float when read. JSON has no infinities and no
+NaN: they are written as ``{"$float": "inf"}``, ``"-inf"`` and ``"nan"``. A row does not keep the sign and the payload
+of a NaN; tensors keep all their bits.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 MARK = "$float"
 DEEPEST = 50
-"""Lists and mappings in each other. The JSON reader of Python ends at some hundreds."""
+"""The deepest nesting of lists and mappings. Python's JSON reader fails at some hundreds."""
 _NAMES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def plain(value: Any, *, finite: bool = False, where: str = "", depth: int = 0) -> Any:
-    """A value of plain Python types, as it will be read back: tuples are lists. Anything else is a ValueError.
+    """A value as plain Python types, as it will be read back: tuples become lists. Raise ValueError for other types.
 
     >>> plain({"sizes": (1, 2.5), "name": "a"})
     {'sizes': [1, 2.5], 'name': 'a'}
@@ -39,7 +39,7 @@ def plain(value: Any, *, finite: bool = False, where: str = "", depth: int = 0) 
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str) or name.startswith("$"):
-                raise ValueError(f"{where}[{name!r:.40}] is no name; a name is a text that does not begin with '$'")
+                raise ValueError(f"{where}[{name!r:.40}] is not a name; a name is a text that does not begin with '$'")
         return {
             _text(name, where): plain(each, finite=finite, where=f"{where}[{name!r}]", depth=depth + 1)
             for name, each in value.items()
@@ -50,7 +50,7 @@ def plain(value: Any, *, finite: bool = False, where: str = "", depth: int = 0) 
 
 
 def encoded(value: Any) -> Any:
-    """A plain value with infinities and NaN by name.
+    """A plain value with infinities and NaN as mappings.
 
     >>> encoded([0.1, float("inf")])
     [0.1, {'$float': 'inf'}]
@@ -63,19 +63,19 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """What was encoded; a ValueError for a name of no float."""
+    """The inverse of `encoded`. Raise ValueError for an unknown float."""
     if isinstance(value, dict):
         if MARK not in value:
             return {name: decoded(each) for name, each in value.items()}
         name = value[MARK]
         if len(value) != 1 or not isinstance(name, str) or name not in _NAMES:
-            raise ValueError(f"{value!r:.60} is no float")
+            raise ValueError(f"{value!r:.60} is not a float")
         return _NAMES[name]
     return [decoded(each) for each in value] if isinstance(value, list) else value
 
 
 def as_json(content: Any) -> str:
-    """On one line, without spaces; equal texts for equal values."""
+    """JSON on one line, without spaces. Equal values have equal texts."""
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 

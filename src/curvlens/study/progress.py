@@ -1,4 +1,4 @@
-"""How far a run is, and how long it will take: from the measured seconds of units of the same kind."""
+"""The progress of a run and its remaining time, from the measured seconds of units of the same kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from curvlens.study.unit import Record, Unit
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """After a unit: how far the run is."""
+    """The progress of the run after a unit."""
 
     done: int
     """Units that ended, with a record or with an error."""
@@ -21,7 +21,7 @@ class StudyProgress:
     elapsed: float
     """Seconds since the run began."""
     left: float | None
-    """Seconds that the other units will take, estimated; None as long as no unit was measured."""
+    """The estimated seconds for the other units; None until a unit was measured."""
     last: str
     """The kind of the unit that ended last."""
 
@@ -45,7 +45,7 @@ class Pace:
         return time.monotonic() - self._start
 
     def learn(self, record: Record) -> None:
-        """Take one more measured unit into account; a table has no times."""
+        """Include one more measured unit. Records of a table have no times."""
         if record.seconds > 0:
             self._seconds[record.kind] += record.seconds  # type: ignore[assignment]
             self._count[record.kind] += 1
@@ -61,6 +61,6 @@ class Pace:
         return None
 
     def left(self, units: Iterable[Unit]) -> float | None:
-        """Seconds for all of these units, on all processes together."""
+        """The seconds for all of these units, shared between all processes."""
         each = [self.expected(unit) for unit in units]
         return None if None in each else sum(seconds for seconds in each if seconds is not None) / self._jobs

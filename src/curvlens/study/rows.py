@@ -1,8 +1,8 @@
-"""How a record is written: one line with its configuration, its numbers, and sums to know them by.
+"""A record as one line: configuration, numbers, and checksums.
 
-Format 2 is exact to the bit (`plain`), and names the file of the record's tensors. Format 1 had ``experiment`` in the
-place of ``kind``, ten digits of every number, infinities and NaN as texts, and no tensors. A row of format 1 is read as
-it is and written as it was: a table of old rows comes out the same.
+Format 2 is exact to the bit (`plain`) and names the file of the record's tensors. Format 1 had ``experiment`` instead
+of ``kind``, ten digits of every number, infinities and NaN as texts, and no tensors. Rows of format 1 are read and
+written in format 1, so a table of old rows does not change.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from curvlens.study.tensors import Stored
 from curvlens.study.unit import FORMAT, Record, digest, ordered
 
 HEADS = {number: as_json({"curvlens results": number}) + "\n" for number in (1, FORMAT)}
-"""The first line of every file. In a file of format 1 that of format 2 comes again before the first row of format 2."""
+"""The first line of every file. A file that began in format 1 has the line of format 2 before its first new row."""
 BEGIN = '{"key":"'
 Open = Callable[[Stored], Mapping[str, Tensor]]
-"""Gives the tensors of a row, by what the row says of them."""
+"""Returns the tensors of a row, from its description of them."""
 
 
 def line(record: Record, stored: Stored | None = None, *, timed: bool = True) -> str:
-    """A record as a line; without the time it is the same for the same numbers."""
+    """A record as a line. Without the time, equal numbers give equal lines."""
     old = record.format == 1
     result = record.result if old else encoded(record.result)
     content = {
@@ -45,14 +45,14 @@ def line(record: Record, stored: Stored | None = None, *, timed: bool = True) ->
 
 
 def parsed(text: bytes, tensors: Open = Stored.none) -> Record:
-    """The record of a line; a ValueError says what is wrong with it."""
+    """The record of a line. Raise ValueError with the reason if the line is wrong."""
     try:
         content = files.parse(text)
         number = 1 if "experiment" in content else FORMAT
         kind, seconds = (
             content["experiment" if number == 1 else "kind"],
             content.get("seconds", 0.0),
-        )  # a table has none
+        )  # a table has no times
         if type(seconds) not in (int, float):
             raise ValueError("its seconds are no number")
         stored = Stored.of(content["tensors"]) if "tensors" in content else None
@@ -68,19 +68,19 @@ def parsed(text: bytes, tensors: Open = Stored.none) -> Record:
     except CurvlensError as error:
         raise ValueError(str(error).rstrip(".")) from error
     except (TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("it is no record") from error
+        raise ValueError("it is not a record") from error
     return record
 
 
 def table(records: Mapping[str, Record]) -> str:
-    """All records by kind and configuration, as lines without times: the same for the same numbers."""
+    """All records by kind and configuration, as lines without times. Equal numbers give equal tables."""
     rows = sorted(records.values(), key=lambda r: (r.kind, r.revision, as_json(ordered(r.config))))
     head = HEADS[max((row.format for row in rows), default=FORMAT)]
     return head + "".join(line(row, Stored.behind(row.tensors), timed=False) for row in rows)
 
 
 def head_format(text: bytes) -> int | None:
-    """The format that a first line announces; None if it is no first line of ours. A table has its seal there, too."""
+    """The format in a first line; None if it is no first line of ours. In a table it also contains the seal."""
     try:
         head = files.parse(text)
     except ValueError:
@@ -92,7 +92,7 @@ def head_format(text: bytes) -> int | None:
 
 
 def _check(content: Mapping[str, Any], number: int) -> str:
-    """Another one for almost every other result: a number that was changed in a file is noticed."""
+    """A short checksum of a result: it shows that a number in a file was changed."""
     if number == 1:
         return digest([content["key"], content["result"]], 6)
     return digest([content["key"], content["result"], content.get("tensors")], 16)

@@ -1,4 +1,4 @@
-"""Do the units that are missing: here or in several processes, every record stored as soon as it is there."""
+"""Does the missing units, here or in several processes. Every record is stored as soon as it is complete."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from curvlens.study.unit import Config, Record, Unit
 
 @dataclass(frozen=True)
 class Measured:
-    """What a unit gives, if it has tensors; numbers alone are given as a mapping."""
+    """The result of a unit with tensors. A result of numbers alone may be a mapping."""
 
     result: Mapping[str, Any]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 Work = Callable[[Config], Mapping[str, Any] | Measured]
-"""Does a unit, from its configuration alone; a function at the top of a module, so that other processes find it."""
+"""Does a unit from its configuration alone. Define it at the top of a module, so that other processes can import it."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Finished:
     """How a run ended."""
 
     done: int
-    """Units that were done and stored."""
+    """The number of units that were done and stored."""
     left: int
-    """Units for which the budget was not enough. The same call goes on with them."""
+    """The number of units left when the budget ended. The same call continues with them."""
 
 
 @dataclass(frozen=True)
 class _Ended:
-    """What comes back of a unit."""
+    """The outcome of a unit."""
 
     unit: Unit
     record: Record | None
@@ -63,16 +63,16 @@ def run(
     gradients: Callable[[Unit], float] | None = None,
     progress: Callable[[StudyProgress], None] | None = None,
 ) -> Finished:
-    """Do and store all units that the study does not have. ``work`` has a function for each kind.
+    """Do and store all units that the study does not have yet. ``work`` maps each kind to a function.
 
-    ``jobs`` is the number of processes; 0 or 1 stays in this one. Each unit has ``threads`` threads, so that sums are
-    added up in one order whatever ``jobs`` is; None leaves torch's own number. A unit that fails leaves the others.
+    ``jobs`` is the number of processes; 0 or 1 uses this one. Each unit has ``threads`` threads, so that sums are added
+    in the same order for any ``jobs``; None keeps torch's own number. If a unit fails, the others continue.
 
-    ``budget``: a unit begins only if it is expected to end in time, and none is broken off. Units are taken in their
+    With a ``budget`` a unit starts only if it is expected to end in time, and no unit is aborted. Units are done in
     order. A budget of gradients needs ``gradients``, the cost of a unit; it does the same units on every machine.
     """
     if type(jobs) is not int or jobs < 0:
-        raise CurvlensError(f"jobs={jobs!r:.40} is no number of processes. Give a whole number, as jobs=2.")
+        raise CurvlensError(f"jobs={jobs!r:.40} is not a number of processes. Give a whole number, as jobs=2.")
     limit = parse_budget(budget)
     if limit is not None and limit.gradients is not None and gradients is None:
         raise CurvlensError(f"budget={str(limit)!r} needs the cost of a unit. Give run(…, gradients=lambda unit: 2.0).")
@@ -106,7 +106,7 @@ def run(
 
 
 class _Fitting(Iterator[Unit]):
-    """Units one by one, as long as the budget has room for the next."""
+    """Yields units one by one, as long as the next one fits the budget."""
 
     def __init__(
         self, units: Sequence[Unit], limit: Budget | None, cost: Callable[[Unit], float] | None, pace: Pace
@@ -150,7 +150,7 @@ def _elsewhere(
         ) from error
     me = os.getpid()
     with parallel_config(backend="loky", inner_max_num_threads=threads), warnings.catch_warnings():
-        # loky replaces a worker that has grown large, and warns; its units are done all the same
+        # loky replaces a worker that has grown large, with a warning; its units are still done
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given")
         ahead = jobs if limit is not None and limit.seconds is not None else 2 * jobs
         pool = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1, pre_dispatch=ahead)
@@ -158,8 +158,8 @@ def _elsewhere(
             yield from pool(delayed(_in_worker)(me, unit, work[unit.kind], threads) for unit in units)
         except TerminatedWorkerError as error:
             raise CurvlensError(
-                "A process that measured was ended from outside, perhaps since memory ran out. What is measured is "
-                "kept: run the same command again, with --jobs 1 or jobs=1."
+                "A worker process was killed, perhaps because memory ran out. Finished units are kept. Run the same "
+                "command again, with --jobs 1 or jobs=1."
             ) from error
 
 
@@ -169,7 +169,7 @@ def _in_worker(parent: int, unit: Unit, work: Work, threads: int | None) -> _End
 
 
 def _do(unit: Unit, work: Work, threads: int | None) -> _Ended:
-    """Do one unit; an error of it is told, and the others go on."""
+    """Do one unit. An error is reported, and the other units continue."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -183,5 +183,5 @@ def _do(unit: Unit, work: Work, threads: int | None) -> _Ended:
         return _Ended(unit, None, f"{unit.kind} {dict(unit.config)}: {type(error).__name__}: {error}")
     finally:
         torch.set_num_threads(before)
-        give_back()  # loky takes what the C library keeps for a leak, and starts a new process
+        give_back()  # otherwise loky mistakes memory kept by the C library for a leak and starts a new process
     return _Ended(unit, record)

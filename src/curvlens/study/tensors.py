@@ -1,7 +1,7 @@
-"""Tensors beside the rows: one safetensors file a record, named by the SHA-256 of its content.
+"""Tensors beside the rows: one safetensors file for each record, named by the SHA-256 of its content.
 
-A file is written whole, and before the row that names it: a row never names tensors that are not there. It is read when
-a tensor is first asked for, and only believed if its content has the sum that the row says.
+A file is written completely, and before the row that names it: a row never names missing tensors. It is read when a
+tensor is first used, and accepted only if its content has the checksum in the row.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from curvlens.memory import readable
 FOLDER = "tensors"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = re.compile(r"\.curvlens-[0-9a-f]{16}\.new")
-"""What `files.write` writes to until a file is whole; a killed process leaves it behind."""
+"""The temporary name of a file in `files.write`; a killed process leaves it behind."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a row says of its tensors."""
+    """The description of the tensors in a row."""
 
     sha256: str
     size: int
     names: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is in a row."""
+        """The description as a dict for the row."""
         return {"sha256": self.sha256, "bytes": self.size, "names": list(self.names)}
 
     @classmethod
     def of(cls, content: Any) -> Stored:
-        """From a row; a ValueError if it says something else."""
+        """The description from a row. Raise ValueError if it is wrong."""
         if not isinstance(content, dict) or content.keys() != {"sha256", "bytes", "names"}:
             raise ValueError("its tensors have other entries than sha256, bytes and names")
         sha256, size, names = content["sha256"], content["bytes"], content["names"]
@@ -57,16 +57,16 @@ class Stored:
 
     @staticmethod
     def behind(tensors: Mapping[str, Tensor]) -> Stored | None:
-        """What is stored of the tensors of a record; None if there are none."""
+        """The stored description of a record's tensors; None if there are none."""
         return tensors.stored if isinstance(tensors, OnDisk) else packed(tensors)[0] if tensors else None
 
     def none(self) -> Mapping[str, Tensor]:
-        """Where only the numbers of a row are wanted."""
+        """For callers that need only the numbers of a row."""
         return {}
 
 
 class OnDisk(Mapping[str, Tensor]):
-    """The tensors of a stored record. Names are known; the first tensor asked for reads the file."""
+    """The tensors of a stored record. The names are known; the file is read when a tensor is first used."""
 
     def __init__(self, folder: Path, stored: Stored) -> None:
         self.file, self.stored = path(folder, stored), stored
@@ -102,7 +102,7 @@ class OnDisk(Mapping[str, Tensor]):
         try:
             found: dict[str, Tensor] = load(content)
         except (SafetensorError, KeyError, ValueError) as error:
-            raise self._error(f"is no safetensors file: {error}") from error
+            raise self._error(f"is not a safetensors file: {error}") from error
         if found.keys() != set(self.stored.names):
             raise self._error(f"holds other tensors: {listing(sorted(found))}")
         return found
@@ -115,12 +115,12 @@ class OnDisk(Mapping[str, Tensor]):
 
 
 def path(folder: Path, stored: Stored) -> Path:
-    """Where the tensors of a record are."""
+    """The file of a record's tensors."""
     return folder / FOLDER / f"{stored.sha256}.safetensors"
 
 
 def packed(tensors: Mapping[str, Tensor]) -> tuple[Stored, bytes]:
-    """Tensors as a file, on the CPU, and what a row says of it: the same for the same bits."""
+    """The content of a file with the tensors, on the CPU, and its description; equal bits give equal files."""
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             kind = type(tensor).__name__
@@ -128,7 +128,7 @@ def packed(tensors: Mapping[str, Tensor]) -> tuple[Stored, bytes]:
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise CurvlensError(f"tensors[{name!r:.40}] is sparse or quantised. Store t.to_dense() or t.dequantize().")
     try:
-        # clones: safetensors refuses tensors that share memory
+        # clones: safetensors rejects tensors that share memory
         content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     except (KeyError, ValueError, SafetensorError) as error:
         kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
@@ -140,7 +140,7 @@ def packed(tensors: Mapping[str, Tensor]) -> tuple[Stored, bytes]:
 
 
 def write(folder: Path, stored: Stored, content: bytes) -> None:
-    """Put a whole file there, unless it is there; a damaged one of its name is moved away. May be an OSError."""
+    """Write the file unless it exists. A damaged file of its name is moved away. May raise an OSError."""
     file = path(folder, stored)
     file.parent.mkdir(exist_ok=True)
     if os.path.lexists(file):
@@ -152,7 +152,7 @@ def write(folder: Path, stored: Stored, content: bytes) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left half written; for the one process that writes."""
+    """Remove incomplete files of killed processes; only for the process that holds the lock."""
     if (folder / FOLDER).is_dir():
         for file in (folder / FOLDER).iterdir():
             if _UNFINISHED.fullmatch(file.name):

@@ -1,4 +1,4 @@
-"""A unit of work, known by its configuration, and the record of what came out of it."""
+"""A unit of work, identified by its configuration, and the record of its result."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from curvlens.errors import CurvlensError
 from curvlens.study.plain import as_json, plain
 
 FORMAT = 2
-"""Of new rows. Rows of format 1 have ten digits, and infinities as texts; they are read and handed on as they are."""
+"""The format of new rows. Rows of format 1 have ten digits, and infinities as texts; they are kept unchanged."""
 _KIND = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 Config = Mapping[str, Any]
-"""All that a unit depends on: names with numbers, texts, truth values, or lists and mappings of them."""
+"""Everything that a unit depends on: names with numbers, texts, truth values, or lists and mappings of them."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Unit:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not _KIND.fullmatch(self.kind) or self.kind == "table":
             raise CurvlensError(
-                f"{self.kind!r:.60} is no kind of unit. Use small letters, digits, '.', '_' and '-', as 'trace'. "
+                f"{self.kind!r:.60} is not a kind of unit. Use small letters, digits, '.', '_' and '-', as 'trace'. "
                 "'table' is the name of another file."
             )
         if type(self.revision) is not int or not 0 <= self.revision < 1 << 63:
-            raise CurvlensError(f"revision={self.revision!r:.40} is no whole number from 0. Give one, as revision=1.")
+            raise CurvlensError(f"revision={self.revision!r:.40}, expected a whole number, 0 or more, as revision=1.")
         object.__setattr__(self, "config", _mapping("config", self.config, finite=True))
 
     @property
@@ -52,11 +52,11 @@ class Record(Unit):
 
     result: Mapping[str, Any]
     seconds: float = field(default=0.0, compare=False)
-    """How long it took."""
+    """The time that it took."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
-    """Stored beside the rows; those of a stored record are read from the disk when they are first used."""
+    """Stored beside the rows. Those of a stored record are read from disk when first used."""
     format: int = field(default=FORMAT, compare=False)
-    """How its row is written."""
+    """The format of its row."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

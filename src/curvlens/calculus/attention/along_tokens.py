@@ -1,6 +1,6 @@
 """Products of the Hessian with vectors along the tokens.
 
-A product costs about N L_k (12 d_K + 10 d_out) operations, needs no moments, and knows derivatives by the tokens
+A product costs about N L_k (12 d_K + 10 d_out) operations. It needs no moments, and includes derivatives by the tokens
 themselves.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.inputs import AttentionInputs
@@ -19,24 +20,24 @@ from curvlens.calculus.output_loss import OutputLoss
 from curvlens.calculus.softmax import gradient_rows
 
 Directions = Mapping[str, Tensor]
-"""By letter, (k, H, ·, ·) for the weights Q, K, V, O, (k, B, ·, ·) for the tokens X, C; a letter not there is zero."""
+"""By letter: (k, H, ·, ·) for the weights Q, K, V, O; (k, B, ·, ·) for the tokens X, C. A missing letter is zero."""
 
 
 class Tangent(NamedTuple):
-    """Directions of what the layer computes, (k, H, B, …): of q, k, v where they move, of A and of the output."""
+    """Tangents of the layer's intermediate values, (k, H, B, …): of q, k, v if they vary, of A and of the output."""
 
     q: Tensor | None
     k: Tensor | None
     v: Tensor | None
     value: Tensor | None
-    """Of W_V, (k, H, d, d_out)."""
+    """The tangent of W_V, (k, H, d, d_out)."""
     attention: Tensor
     output: Tensor
     """(k, B, L, d_out)."""
 
 
 def push(layer: AttentionInputs, v: Directions) -> Tangent:
-    """J v: what the layer does to directions of its weights and tokens, for k of them at once."""
+    """J v for k directions of the weights and tokens at once."""
     queries, keys = layer.queries, layer.keys
     q, k, values = _projected(layer)
     xd = v.get("X")
@@ -62,8 +63,8 @@ def push(layer: AttentionInputs, v: Directions) -> Tangent:
     return Tangent(qd, kd, vd, value, ad, fd.sum(1))
 
 
-def pull(layer: AttentionInputs, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Jᵀ g to the tokens: the gradients by X_q and by X_k, (B, L, d) and (B, L_k, d)."""
+def pull(layer: AttentionInputs, g: Float[Tensor, "b l o"]) -> tuple[Float[Tensor, "b l d"], Float[Tensor, "b m e"]]:
+    """Jᵀ g with respect to the tokens: the gradients by X_q and X_k, (B, L, d) and (B, L_k, d)."""
     q, k, values = _projected(layer)
     w = _through(layer, g @ values.mT)
     by_key = layer.tau * (w.mT @ q)
@@ -74,7 +75,7 @@ def pull(layer: AttentionInputs, g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def along_tokens(layer: AttentionInputs, loss: OutputLoss, v: Directions, part: SplitPart) -> dict[str, Tensor]:
-    """H v with respect to the weights and the tokens (X; and C, the context), for k directions at once."""
+    """H v with respect to the weights and the tokens (X, and C for the context), for k directions at once."""
     functional = part != "outer"
     tau, attention, g = layer.tau, layer.attention, loss.gradient
     q, k, values = _projected(layer)
@@ -86,7 +87,7 @@ def along_tokens(layer: AttentionInputs, loss: OutputLoss, v: Directions, part: 
         "functional": lambda: applied(loss.rest, fd),
         "total": lambda: _plus(applied(loss.outer, fd), applied(loss.rest, fd)),
     }[part]()
-    # the adjoint of T, and the directions of the adjoints of T, q, k and v
+    # the adjoint of T, and the tangents of the adjoints of T, q, k and v
     scores = g @ values.mT
     w = _through(layer, scores)
     wd = torch.zeros_like(ad) if gd is None else _through(layer, gd[:, None] @ values.mT)
@@ -94,7 +95,7 @@ def along_tokens(layer: AttentionInputs, loss: OutputLoss, v: Directions, part: 
         if vd is not None:
             wd = wd + _through(layer, g @ vd.mT)
         if layer.kind == "softmax":
-            s = scores - scores.gather(-1, attention.argmax(-1, keepdim=True))  # or a nearly one-hot row would cancel
+            s = scores - scores.gather(-1, attention.argmax(-1, keepdim=True))  # avoids cancellation in one-hot rows
             centred = s - (attention * s).sum(-1, keepdim=True)
             wd = wd + ad * centred - attention * (ad * s).sum(-1, keepdim=True)
     dq, dk = tau * (wd @ k), tau * (wd.mT @ q)
@@ -116,7 +117,7 @@ def _to_weights_and_tokens(
     changes: tuple[Tensor, Tensor, Tensor],
     bars: tuple[Tensor, Tensor, Tensor] | None,
 ) -> dict[str, Tensor]:
-    """From the adjoints of q = X W_Q, k and v (``bars``, for the functional part) and their directions to W̄ and X̄."""
+    """From the adjoints of q = X W_Q, k and v (``bars``, for the functional part) and their tangents to W̄ and X̄."""
     queries, keys = layer.queries, layer.keys
     dq, dk, dv = changes
     result: dict[str, Tensor] = {"Q": (queries.mT @ dq).sum(2)}
@@ -149,7 +150,7 @@ def _to_weights_and_tokens(
 
 
 def _projected(layer: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, (H, B, ·, ·); k and v of centred keys, since only their differences count where they are used."""
+    """q, k and v, (H, B, ·, ·). k and v are of centred keys, because only differences of keys matter here."""
     x = layer.centred
     k = x.expand(layer.heads, -1, -1, -1) if layer.WK is None else x @ layer.WK[:, None]
     return layer.q.view(-1, *layer.queries.shape[:2], layer.q.shape[-1]), k, x @ layer.WV[:, None]
@@ -169,7 +170,7 @@ def _plus(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 
 def _low_rank_direction(down: Tensor, up: Tensor | None, v: Directions) -> Tensor | None:
-    """The direction of W_V, (…, d, d_out): V̇, or V̇ O + V Ȯ."""
+    """The tangent of W_V, (…, d, d_out): V̇, or V̇ O + V Ȯ."""
     if up is None:
         return v.get("V")
     return _plus(v["V"] @ up if "V" in v else None, down @ v["O"] if "O" in v else None)
@@ -178,7 +179,7 @@ def _low_rank_direction(down: Tensor, up: Tensor | None, v: Directions) -> Tenso
 def _low_rank_result(
     down: Tensor, up: Tensor | None, total: Tensor, gradient: Tensor | None, v: Directions
 ) -> dict[str, Tensor]:
-    """From the direction of the gradient by W_V to those by its factors."""
+    """From the tangent of the gradient by W_V to those by its factors."""
     if up is None:
         return {"V": total}
     to_down, to_up = total @ up.mT, down.mT @ total

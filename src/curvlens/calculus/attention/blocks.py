@@ -1,8 +1,8 @@
 """The blocks of the weights, as terms (`docs/explanation/math.md`, "Attention: blocks").
 
 The Jacobian of f_i by one weight matrix is a vector times a matrix: by W_Q it is x_i[a] C_i[b, d], by W_K it is D_i[b,
-a] q_i[d], by W_V it is m_i[a] δ_bd, and so for the factors of a low-rank value. An outer block is therefore Σ_i u_i
-w_i (M_i S_i M'_iᵀ), and the functional blocks are of the same kind.
+a] q_i[d], by W_V it is m_i[a] δ_bd; the factors of a low-rank value have the same form. So an outer block is Σ_i u_i
+w_i (M_i S_i M'_iᵀ), and the functional blocks have the same form too.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Slot(NamedTuple):
 
 
 def axes(first: Slot, second: Slot) -> tuple[str, str, str]:
-    """Where u and w of two matrices lie in their block [a, d, c, e], and the matrix between them."""
+    """The axes of u and w of two matrices in their block [a, d, c, e], and of the matrix between them."""
     if first.letter == "K":
         return ("d", "e", "ac") if second.letter == "K" else ("d", "c", "ae")
     return ("a", "e", "dc") if second.letter == "K" else ("a", "c", "de")
 
 
 def slots(layer: AttentionInputs) -> list[Slot]:
-    """The weight matrices, head by head: Q, K, V and, if the value is of low rank, O."""
+    """The weight matrices, head by head: Q, K, V and, for a low-rank value, O."""
     weights = {"Q": layer.WQ, "K": layer.WK, "V": layer.down, "O": layer.up}
     return [
         Slot(letter, head, (weight.shape[1], weight.shape[2]))
@@ -50,9 +50,9 @@ def slots(layer: AttentionInputs) -> list[Slot]:
 
 
 class Blocks:
-    """The blocks of the weights of a layer by their names, and the state that all of them are made of.
+    """The blocks of a layer's weights by name, and the state from which all of them are computed.
 
-    It knows nothing of the forms that ask it for terms: in a ring of references, large tensors would outlive their use.
+    It has no reference to the forms that use it: in a reference cycle, large tensors would stay in memory too long.
     """
 
     def __init__(self, layer: AttentionInputs, loss: OutputLoss, slots: Mapping[str, Slot]) -> None:
@@ -60,7 +60,7 @@ class Blocks:
 
     @calculated
     def known(self) -> tuple[AttentionInputs, OutputLoss]:
-        """Layer and loss without tokens of which the loss knows nothing: they add nothing, whatever their size."""
+        """Layer and loss without the tokens that the loss does not depend on: their blocks are zero."""
         layer, loss, parts = self.layer, self.loss, (self.loss.outer, self.loss.rest)
         if all(is_zero(s) or not isinstance(s, float) for s in parts):
             knows = (loss.gradient != 0).any(-1) | counts(parts[0]) | counts(parts[1])
@@ -74,17 +74,17 @@ class Blocks:
 
     @calculated
     def state(self) -> State:
-        """What every block is made of."""
+        """The tensors from which every block is computed."""
         with torch.inference_mode():
             return State(*self.known)
 
     def terms(self, first: str, second: str, part: SplitPart) -> list[Term]:
-        """Those of the block of two weight matrices, the first not after the second."""
+        """The terms of the block of two weight matrices; the second does not come before the first."""
         return terms(self.state, self.slots[first], self.slots[second], part)
 
 
 def terms(state: State, first: Slot, second: Slot, part: SplitPart) -> list[Term]:
-    """The block of two weight matrices, the first not after the second."""
+    """The block of two weight matrices; the second does not come before the first."""
     if part == "outer":
         return outer(state, first, second, state.outer)
     if part == "total" and first.head == second.head and (both := _both(state, first, second)):
@@ -125,13 +125,13 @@ def _outer(state: State, first: Slot, second: Slot, curvature: OutputCurvature) 
         middle = left if right is None else left @ right.mT
     if middle is None:
         return Pair((curvature * u).mT @ w, None, on_u + on_w, on_matrix, first.shape["ad".index(on_matrix[0])])
-    if middle.ndim == 2:  # the same for all tokens
+    if middle.ndim == 2:  # equal for all tokens
         return Pair(u.mT @ w, middle, on_u + on_w, on_matrix, first.shape["ad".index(on_matrix[0])])
     return Tokens(u, w, middle, on_u, on_w, on_matrix, same)
 
 
 def _both(state: State, first: Slot, second: Slot) -> list[Term]:
-    """Both parts of query and key matrices together, if the loss has the same curvature c·I everywhere."""
+    """Both parts of query and key matrices together, if the loss has the same curvature c·I at every token."""
     if first.letter + second.letter not in ("QQ", "KK", "QK") or not state.potential.has_third:
         return []
     if not isinstance(state.total, float) or is_zero(state.total):
@@ -143,7 +143,7 @@ def _both(state: State, first: Slot, second: Slot) -> list[Term]:
 
 
 def _side(slot: Slot) -> Side:
-    """What a query or key matrix sees the potential through."""
+    """The matrix between a query or key matrix and the potential."""
     return "K" if slot.letter == "Q" else "X"
 
 
@@ -174,5 +174,5 @@ def functional(state: State, first: Slot, second: Slot) -> list[Term]:
 
 
 def scores(state: State, head: int) -> Pair:
-    """τ B ⊗ I_{d_K}, what W_Q W_Kᵀ being a product adds to the block (Q, K): the T-functional part (Remark D.1)."""
+    """τ B ⊗ I_{d_K}, which the block (Q, K) has because W_Q W_Kᵀ is a product: the T-functional part (Remark D.1)."""
     return Pair(state.tau * state.B[head], None, "ac", "de", state.layer.WQ.shape[2])

@@ -1,8 +1,8 @@
-"""Products of the Hessian with vectors by the moments: about 22 N d² operations, whatever the number of keys.
+"""Products of the Hessian with vectors, from the moments: about 22 N d² operations for any number of keys.
 
-W_Q and W_K act through their product alone, so one direction Ω̇ = Q̇ W_Kᵀ + W_Q K̇ᵀ goes in and one gradient by it comes
-out. A product of small matrices is over in microseconds: all that does not depend on the vector is prepared, and there
-is one call of torch for each product of matrices.
+W_Q and W_K act only through their product. So one direction Ω̇ = Q̇ W_Kᵀ + W_Q K̇ᵀ goes in, and one gradient by the
+product comes out. A product of small matrices takes microseconds: everything that does not depend on the vector is
+prepared, and each matrix product is one call of torch.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from curvlens.calculus.form import SplitPart
 
 
 class ByMoments:
-    """H v of one part, for directions (H, ·, ·) of the weights, or (·, ·) if there is one head."""
+    """H v for one part, for directions (H, ·, ·) of the weights, or (·, ·) for one head."""
 
     def __init__(self, state: State, part: SplitPart) -> None:
         layer, phi = state.layer, state.potential
         one = layer.heads == 1
 
-        def bare(tensor: Tensor) -> Tensor:  # products of matrices cost a third of products of batches of one
+        def bare(tensor: Tensor) -> Tensor:  # a matrix product costs a third of a batched one with batch size 1
             return tensor[0] if one else tensor
 
         self.times: Callable[[Tensor, Tensor], Tensor] = torch.mm if one else torch.bmm
         self.plus: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.addmm if one else torch.baddbmm
         self.one, self.functional = one, part != "outer"
         curvature = state.total if part == "total" else state.outer if part == "outer" else state.rest
-        scale = curvature if isinstance(curvature, float) else 1.0  # into the weights: one pass less
+        scale = curvature if isinstance(curvature, float) else 1.0  # multiplied into the weights: saves one pass
         self.curvature = None if isinstance(curvature, float) else curvature
         self.curved = not is_zero(curvature)
         self.x, self.g = bare(state.x.expand(layer.heads, -1, -1)), bare(state.g.expand(layer.heads, -1, -1))
@@ -54,13 +54,13 @@ class ByMoments:
         self.zeros = {letter: torch.zeros_like(w) for letter, w in weights.items() if w is not None}
 
     def __call__(self, v: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """H v by letter; a letter that is not there is zero."""
+        """H v by letter; a missing letter is zero."""
         if not self.curved and not self.functional:
             return {letter: torch.zeros_like(zero) for letter, zero in self.zeros.items()}
         if len(v) < len(self.zeros):
             v = {**self.zeros, **v}
         times, plus, second = self.times, self.plus, self.second
-        # forward: the directions of κ/τ, m = ∇Φ(κ) and f
+        # forward: the tangents of κ/τ, m = ∇Φ(κ) and f
         omega = v["Q"] if self.wk is None else plus(times(v["Q"], self.wk_t), self.wq, v["K"].mT)
         kappa = times(self.x, omega).view(self.column)
         md = torch.bmm(second, kappa).view(self.shape)
@@ -74,7 +74,7 @@ class ByMoments:
                 gd = applied(self.curvature, gd)
             assert gd is not None
             gd = gd if self.one else gd.expand(self.x.shape[0], -1, -1)
-        # backward: the directions of u = W_V g, of p = ∇²Φ u, and of the gradients
+        # backward: the tangents of u = W_V g, of p = ∇²Φ u, and of the gradients
         if gd is None:
             ud = times(self.g, value.mT)
         else:

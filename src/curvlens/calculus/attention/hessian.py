@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.blocks import Blocks, Slot, scores, slots
@@ -23,7 +24,7 @@ from curvlens.errors import CurvlensError
 
 
 class AttentionHessian(Split):
-    """H = outer + functional of a loss behind an attention layer, with respect to its weights (and tokens).
+    """H = outer + functional for a loss of an attention layer's output, with respect to its weights (and tokens).
 
     ``.outer``, ``.functional`` and ``.total`` are `Form`s: ``H.outer["Q", "K"]`` is a block, ``H.total.dense()`` the
     whole.
@@ -51,7 +52,7 @@ class AttentionHessian(Split):
 
     @cached_property
     def layer(self) -> AttentionInputs:
-        """What was given, in one shape: tokens, weights, and what attends to what."""
+        """The arguments in a common format: tokens, weights, and which query may attend to which key."""
         with torch.inference_mode(False):
             return self._layer.copy()
 
@@ -68,7 +69,7 @@ class AttentionHessian(Split):
 
     @calculated
     def functional(self) -> Form:
-        """⟨g, ∂²F⟩, and what follows the layer if a pair of curvatures says so."""
+        """⟨g, ∂²F⟩, plus the second of a pair of curvatures, if one was given."""
         return self._make("functional", "Functional part of the attention Hessian")
 
     @calculated
@@ -93,17 +94,17 @@ class AttentionHessian(Split):
     def _state(self) -> State:
         return self._blocks.state
 
-    # What is read off, without building a block
+    # Numbers that do not need the dense matrix
 
     def norm(self, block: Key | None = None, part: SplitPart = "total") -> float:
-        """The Frobenius norm of a block (``"Q"`` or ``("Q", "K")``) or of the whole, exact."""
+        """The exact Frobenius norm of a block (``"Q"`` or ``("Q", "K")``) or of the whole."""
         form = self._form(part)
         if part == "total" and block is not None and not self.functional.terms(*form.pair(block)):
-            form = self.outer  # which is all there is of it
+            form = self.outer  # the functional part of this block is zero
         return form.norm(block)
 
     @in_own_dtype
-    def matvec(self, v: Tensor, part: SplitPart = "total") -> Tensor:
+    def matvec(self, v: Tensor, part: SplitPart = "total") -> Float[Tensor, "n ..."]:
         """The product with a vector (size,) or with the columns of a (size, k) matrix."""
         return self._products(self._form(part).checked(v), part)
 
@@ -112,8 +113,8 @@ class AttentionHessian(Split):
     def moments(self) -> Moments:
         """Mean, covariance and third central moment of the keys under every attention row: M1, M2 and M3.
 
-        (heads, samples, L, d), (…, d, d) and (…, d, d, d), without axes that were not given: M3 has L d³ numbers a head
-        and sample.
+        (heads, samples, L, d), (…, d, d) and (…, d, d, d), without axes that were not given. M3 has L d³ numbers for
+        each head and sample.
         """
         if self._layer.kind != "softmax":
             raise CurvlensError("Linear attention has no rows that are distributions, hence no moments.")
@@ -153,7 +154,7 @@ class AttentionHessian(Split):
         return Form(shapes, partial(_t_outer, self._blocks), self._layer.queries, "T-outer part")
 
     def t_functional(self, head: int | None = None) -> Form:
-        """What W_Q W_Kᵀ being a product adds: τ [[0, B], [Bᵀ, 0]] ⊗ I (Remark D.1).
+        """The part that comes from W_Q W_Kᵀ being a product: τ [[0, B], [Bᵀ, 0]] ⊗ I (Remark D.1).
 
         Its eigenvalues are ±τ times the singular values of B, each d_K times.
         """
@@ -166,18 +167,18 @@ class AttentionHessian(Split):
         return rank_bound(self._blocks.known[0], head or 0)
 
     @in_own_dtype
-    def gauge(self) -> Tensor:
+    def gauge(self) -> Float[Tensor, "n k"]:
         """Directions in which F does not change, as columns (size, ·): the kernel of the outer and the T-outer part.
 
-        (W_Q Ξ, −W_K Ξᵀ) leaves W_Q W_Kᵀ as it is, and (W_V Ξ, −Ξ W_O) the product of a low-rank value: d_K² and r² a
-        head.
+        (W_Q Ξ, −W_K Ξᵀ) does not change W_Q W_Kᵀ, and (W_V Ξ, −Ξ W_O) does not change the product of a low-rank value:
+        d_K² and r² directions for each head.
         """
         return gauge(self._layer, {(slot.letter, slot.head): n for n, slot in self._slots.items()}, self.total)
 
 
 def _t_outer(blocks: Blocks, first: str, second: str) -> list[Term]:
     found = blocks.terms(first, second, "total")
-    return [term for term in found if not isinstance(term, Pair)]  # which is the T-functional part
+    return [term for term in found if not isinstance(term, Pair)]  # the pairs are the T-functional part
 
 
 def _t_functional(blocks: Blocks, first: str, second: str) -> list[Term]:

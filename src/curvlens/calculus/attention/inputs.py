@@ -1,4 +1,4 @@
-"""An attention layer and a loss behind it, as plain tensors: what was given, checked and put into one shape.
+"""An attention layer as plain tensors: the user's arguments, checked and brought to a common format.
 
 Tokens are rows. F = Σ_h A_h X_k W_V^h with A_h = softmax(τ X_q W_Q^h W_K^hᵀ X_kᵀ + mask), row by row, and τ = 1/(t
 √d_K).
@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.moments import from_origin
@@ -28,13 +29,13 @@ Value = Tensor | tuple[Tensor, Tensor]
 
 @dataclass(eq=False)
 class AttentionInputs:
-    """Tokens (B, L, d), weights with a leading head axis, the scale of the scores and who may attend to whom."""
+    """Tokens (B, L, d), weights with a leading head axis, the scale of the scores, and which query sees which key."""
 
     queries: Tensor
     keys: Tensor
     WQ: Tensor
     WK: Tensor | None
-    """None: one matrix W_QK in the place of W_Q W_Kᵀ."""
+    """None for one matrix W_QK instead of W_Q W_Kᵀ."""
     down: Tensor
     up: Tensor | None
     """W_V = down up, or W_V = down."""
@@ -42,7 +43,7 @@ class AttentionInputs:
     allowed: Tensor | None
     kind: Kind
     crossed: bool
-    """Keys and values are tokens of their own."""
+    """Whether keys and values come from a separate context."""
 
     @property
     def heads(self) -> int:
@@ -56,31 +57,31 @@ class AttentionInputs:
 
     @property
     def d_out(self) -> int:
-        """Columns of F."""
+        """The number of columns of F."""
         return (self.down if self.up is None else self.up).shape[-1]
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of F: (B, L, d_out)."""
+        """The shape of F: (B, L, d_out)."""
         return (*self.queries.shape[:2], self.d_out)
 
     @calculated
-    def WV(self) -> Tensor:
+    def WV(self) -> Float[Tensor, "h d o"]:
         """The value matrix of each head, (H, d, d_out)."""
         return self.down if self.up is None else self.down @ self.up
 
     @calculated
-    def q(self) -> Tensor:
+    def q(self) -> Float[Tensor, "h n k"]:
         """X_q W_Q, (H, B·L, d_K)."""
         return self.times(self.queries.flatten(0, 1), self.WQ)
 
     @calculated
-    def kappa(self) -> Tensor:
+    def kappa(self) -> Float[Tensor, "h n d"]:
         """κ_i = τ W_K W_Qᵀ x_i, so that T_ij = κ_i · x_j: (H, B·L, d)."""
         return self.tau * (self.q if self.WK is None else torch.bmm(self.q, self.WK.mT))
 
     @calculated
-    def attention(self) -> Tensor:
+    def attention(self) -> Float[Tensor, "h b l m"]:
         """A, (H, B, L, L_k)."""
         (samples, rows), keys = self.queries.shape[:2], self.keys.shape[1]
         require_room(
@@ -95,49 +96,49 @@ class AttentionInputs:
         return scores if self.allowed is None else scores * self.allowed
 
     @calculated
-    def centred(self) -> Tensor:
-        """The keys from where they are seen from, (B, L_k, d): a softmax does not notice what they have in common."""
+    def centred(self) -> Float[Tensor, "b m d"]:
+        """The keys minus a common origin, (B, L_k, d). A softmax does not depend on a common offset of the keys."""
         if self.kind != "softmax":
             return self.keys
         return from_origin(self.attention.transpose(0, 1).flatten(1, 2), self.keys)[1]
 
     @calculated
-    def mean(self) -> Tensor:
+    def mean(self) -> Float[Tensor, "h n d"]:
         """m_i = Σ_j A_ij x_j, (H, B·L, d)."""
         if self.heads == 1:
             return torch.bmm(self.attention[0], self.keys).view(1, -1, self.keys.shape[2])
         return (self.attention @ self.keys).flatten(1, 2)
 
     @calculated
-    def output(self) -> Tensor:
-        """F, (B, L, d_out); by the values, not by m: what W_V takes away is gone before it is summed."""
+    def output(self) -> Float[Tensor, "b l o"]:
+        """F, (B, L, d_out), from the values X W_V and not from m: parts that W_V removes are gone before the sum."""
         values = self.times(self.keys.flatten(0, 1), self.WV).view(-1, self.keys.shape[1], self.d_out)
         found = torch.bmm(self.attention.flatten(0, 1), values).view(self.heads, *self.shape)
         return found[0] if self.heads == 1 else found.sum(0)
 
-    def times(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Rows (N, ·) times the matrices of all heads, (H, N, ·)."""
+    def times(self, rows: Float[Tensor, "n p"], weights: Float[Tensor, "h p q"]) -> Float[Tensor, "h n q"]:
+        """Rows (N, ·) times the matrices of all heads: (H, N, ·)."""
         return torch.bmm(rows.expand(self.heads, -1, -1), weights)
 
     def outputs(self, batch: Sequence[int]) -> Outputs:
-        """What a loss behind the layer needs of it."""
+        """The output in the format that a loss needs."""
         return Outputs(lambda: self.output, self.shape, batch, self.queries, self.heads)
 
     def copy(self) -> AttentionInputs:
-        """The same layer with tensors of its own: outside of inference mode, they may be differentiated through."""
+        """A copy with tensors of its own. Outside of inference mode, one may differentiate through them."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         own: dict[str, Any] = {name: t.clone() if isinstance(t, Tensor) else t for name, t in given.items()}
         return AttentionInputs(**own)
 
     def rows(self, keep: Tensor) -> AttentionInputs:
-        """The same layer with some of the query positions only."""
+        """The same layer with only some of the query positions."""
         allowed = None if self.allowed is None else self.allowed[..., keep, :]
         return replace(
             self, queries=self.queries[:, keep], keys=_seen(self.keys, allowed), allowed=allowed, crossed=True
         )
 
     def only(self, known: Tensor) -> AttentionInputs:
-        """The same layer where other queries than the known ones, (B, L), are zero and see nothing."""
+        """The same layer, in which queries outside of ``known`` (B, L) are zero and see nothing."""
         sees = known[..., None]
         everywhere = sees.expand(-1, -1, self.keys.shape[1])
         allowed = everywhere if self.allowed is None else self.allowed & everywhere
@@ -155,7 +156,7 @@ def attention_inputs(
     kind: str,
     context: Tensor | None,
 ) -> AttentionInputs:
-    """Check and shape what the user gave."""
+    """Check the user's arguments and bring them to a common format."""
     for name, tensor in (("X", x), ("WQ", wq), ("WV", wv)):
         if tensor is None:
             raise CurvlensError(f"{name} is None, expected a tensor.")
@@ -166,8 +167,8 @@ def attention_inputs(
     named = {"X": x, q_name: wq, "WK": wk, v_name: down, "WO (up)": up, "context": context}
     tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
     alike(tensors)
-    # Nothing here is differentiated: no graph is built, whatever the tensors are parts of.
-    tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}  # what changes later is not ours
+    # No derivatives are needed here, so no graph is built.
+    tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}  # later writes must not matter
     x, context = tensors["X"], tensors.get("context")
     for name in ("X", "context"):
         if name in tensors and tensors[name].ndim < 2:
@@ -181,14 +182,14 @@ def attention_inputs(
             + "."
         )
     if kind not in ("softmax", "linear"):
-        raise CurvlensError(f"kind={kind!r}; there are 'softmax' and 'linear'.")
+        raise CurvlensError(f"kind={kind!r}, expected 'softmax' or 'linear'.")
     tau = _tau(temperature, 1.0 if wk is None else wq.shape[-1] ** 0.5)
     if tau is None:
-        raise CurvlensError(f"temperature={temperature}; it divides the scores and has to be a positive number.")
+        raise CurvlensError(f"temperature={temperature}, expected a positive number: it divides the scores.")
     keys = x if context is None else context
     if keys.shape[:-2] != x.shape[:-2]:
         raise CurvlensError(
-            f"X has the batch shape {tuple(x.shape[:-2])}, context {tuple(keys.shape[:-2])}: they have to be equal."
+            f"X has the batch shape {tuple(x.shape[:-2])}, context {tuple(keys.shape[:-2])}: they must be equal."
         )
     heads = {name: w if w.ndim == 3 else w[None] for name, w in weights.items()}
     query, key, value, out = heads[q_name], heads.get("WK"), heads[v_name], heads.get("WO (up)")
@@ -229,14 +230,14 @@ def attention_inputs(
 
 
 def _seen(keys: Tensor, allowed: Tensor | None) -> Tensor:
-    """The keys, zero where no query may attend to them: they may be of any size, and count for nothing."""
+    """The keys, set to zero if no query may attend to them: such keys may have any size."""
     if allowed is None or bool((seen := allowed.any(-2)).all()):
         return keys
     return keys.where(seen[..., None], 0.0)
 
 
 def _tau(temperature: Any, root: float) -> float | None:
-    """1/(t √d_K), or None if t does not divide scores; its square has to be a number too."""
+    """1/(t √d_K); None if t is not a positive number, or if the square overflows."""
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature > 0:
         return None
     tau = 1 / (temperature * root) if temperature * root > 0 else math.inf
@@ -244,13 +245,13 @@ def _tau(temperature: Any, root: float) -> float | None:
 
 
 def _as_boolean(mask: Any) -> str:
-    """How to make a boolean mask of one that says the same in numbers."""
+    """Advice on how to make a boolean mask of a numeric one."""
     if not isinstance(mask, Tensor) or mask.is_complex() or mask.is_meta:
-        return " torch.as_tensor(mask, dtype=torch.bool) makes one of ones and zeros." if hasattr(mask, "shape") else ""
-    if bool((mask <= 0).all()):  # also of zeros alone: they hide nothing
-        return " Of numbers that are added to the scores: mask == 0."
+        return " For ones and zeros, use torch.as_tensor(mask, dtype=torch.bool)." if hasattr(mask, "shape") else ""
+    if bool((mask <= 0).all()):  # also for all zeros, which mask nothing
+        return " For numbers that are added to the scores, use mask == 0."
     if bool(((mask == 0) | (mask == 1)).all()):
-        return " Of ones where attended: mask.bool()."
+        return " For ones where attended, use mask.bool()."
     return " It has neither ones where attended nor a large negative number where not: numbers are not supported."
 
 
@@ -261,7 +262,7 @@ def _allowed(mask: Any, x: Tensor, keys: Tensor) -> Tensor | None:
     size = (x.shape[-2], keys.shape[-2])
     if isinstance(mask, str):
         if mask != "causal":
-            raise CurvlensError(f"mask={mask!r}; there are None, 'causal' and a boolean tensor, True where attended.")
+            raise CurvlensError(f"mask={mask!r}, expected None, 'causal' or a boolean tensor, True where attended.")
         if size[0] != size[1]:
             raise CurvlensError(f"mask='causal' with {size[0]} queries and {size[1]} keys: give a boolean tensor.")
         return torch.ones(1, *size, dtype=torch.bool, device=x.device).tril()

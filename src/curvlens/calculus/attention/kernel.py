@@ -1,4 +1,4 @@
-"""What the outer part cannot see: bounds on its rank, and directions that leave the layer as it is."""
+"""The kernel of the outer part: bounds on its rank, and directions that do not change the output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.inputs import AttentionInputs
@@ -20,7 +21,7 @@ class RankBound(NamedTuple):
     lemma: int
     """Lemma D.2: 2 d d_K − d_K² for d_K < d, else d²."""
     sharper: int
-    """With the ranks of the tokens and the supports of the rows; attained on generic draws."""
+    """Uses the ranks of the tokens and the supports of the rows; attained for generic weights."""
 
 
 def rank_bound(of: AttentionInputs, head: int) -> RankBound:
@@ -28,13 +29,13 @@ def rank_bound(of: AttentionInputs, head: int) -> RankBound:
     d_q, d_k = of.WQ.shape[1:]
     d = of.keys.shape[-1]
     softmax = of.kind == "softmax"
-    # κ is seen through differences of tokens by a softmax, and through W_V alone without one
+    # a softmax sees κ through differences of tokens; linear attention sees it through W_V alone
     keys = of.keys - of.keys.mean(1, keepdim=True) if softmax else of.keys
     r, rho = (int(torch.linalg.matrix_rank(x.flatten(0, 1).double())) for x in (of.queries, keys))
     a, b = min(d_k, rho), min(d_k, r)
     if softmax:
         support = (of.attention[head] != 0).sum(-1) - 1
-    else:  # Ξ sums over the keys that a query may see, whatever their weights
+    else:  # Ξ sums over the keys that a query may see, without weights
         seen = of.keys.new_ones(1, dtype=torch.bool) if of.allowed is None else of.allowed
         support = seen.expand(*of.queries.shape[:2], of.keys.shape[1]).sum(-1)
     rows = int(support.clamp(min=0, max=d if softmax else min(d, of.d_out)).sum())
@@ -42,7 +43,7 @@ def rank_bound(of: AttentionInputs, head: int) -> RankBound:
     return RankBound(lemma, min(r * a + rho * b - a * b, rows))
 
 
-def gauge(of: AttentionInputs, names: Mapping[tuple[str, int], str], form: Form) -> Tensor:
+def gauge(of: AttentionInputs, names: Mapping[tuple[str, int], str], form: Form) -> Float[Tensor, "n k"]:
     """(W_Q Ξ, −W_K Ξᵀ) and (W_V Ξ, −Ξ W_O) for all Ξ, as columns; ``names`` are blocks by letter and head."""
     pairs = (("Q", "K", of.WQ, of.WK), ("V", "O", of.down, of.up))
     found = [

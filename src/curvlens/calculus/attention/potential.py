@@ -1,11 +1,11 @@
-"""Derivatives of the potential Φ_i of every query token, seen through the weights.
+"""Derivatives of the potential Φ_i of every query token, multiplied with the weights.
 
-Token i sees the layer as f_i = W_Vᵀ ∇Φ_i(κ_i), κ_i = τ W_K W_Qᵀ x_i. For softmax attention Φ_i is a log-sum-exp, whose
-derivatives are the attention moments; for linear attention Φ_i(κ) = ½ κᵀ Ξ_i κ with Ξ_i = Σ_j x_j x_jᵀ over the keys
-it may see. Only m = ∇Φ, M2 = ∇²Φ and, contracted with u = W_V g, p = M2 u and G = ∇³Φ[u] enter.
+The output of token i is f_i = W_Vᵀ ∇Φ_i(κ_i), κ_i = τ W_K W_Qᵀ x_i. For softmax attention Φ_i is a log-sum-exp, and its
+derivatives are the attention moments. For linear attention Φ_i(κ) = ½ κᵀ Ξ_i κ with Ξ_i = Σ_j x_j x_jᵀ over the keys
+that it may see. Needed are m = ∇Φ, M2 = ∇²Φ and, contracted with u = W_V g, p = M2 u and G = ∇³Φ[u].
 
-M2 and G are sums over the keys. Where keys are many, M2 and G are built and multiplied with the weights; where there
-are fewer keys than features they have low rank, and are summed over keys that were multiplied with the weights before.
+M2 and G are sums over the keys. With many keys, M2 and G are built and multiplied with the weights. With fewer keys
+than features they have low rank, and are sums over keys that were first multiplied with the weights.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.attention.inputs import AttentionInputs
@@ -22,57 +23,57 @@ from curvlens.calculus.room import require_room
 from curvlens.calculus.terms import Factored, factored
 
 Side = Literal["X", "K", "V"]
-"""What a side of a matrix was multiplied with: nothing, W_K or W_V."""
+"""The matrix P that one side was multiplied with: the identity, W_K or W_V."""
 
 
 CURVED = 4
-"""The order under which sums of both orders are kept."""
+"""The key for sums of both orders, M2 and G, in the cache."""
 
 
 class Potential:
-    """What is known of Φ at the N = B·L query tokens of every head."""
+    """The derivatives of Φ at the N = B·L query tokens of every head."""
 
     def __init__(self, layer: AttentionInputs) -> None:
         self.layer = layer
         self._weights: dict[Side, Tensor | None] = {"X": None, "K": layer.WK, "V": layer.WV}
         self._known: dict[Side, Side] = {"X": "X", "K": "K" if layer.WK is not None else "X", "V": "V"}
-        """A side as it is known by: W_QK is no product, and has no W_K."""
+        """The name of a side in the cache. With one matrix W_QK there is no W_K, and "K" is "X"."""
         self._found: dict[tuple[int, Side, Side], Tensor] = {}
 
     @property
-    def mean(self) -> Tensor:
+    def mean(self) -> Float[Tensor, "h n d"]:
         """m, (H, N, d)."""
         return self.layer.mean
 
     @property
-    def first_order(self) -> Tensor:
+    def first_order(self) -> Float[Tensor, "h n d"]:
         """p = M2 u, (H, N, d)."""
         raise NotImplementedError
 
     @property
     def has_third(self) -> bool:
-        """Whether G is not zero: it is, for linear attention."""
+        """Whether G is not zero. It is zero for linear attention."""
         return self.layer.kind == "softmax"
 
-    def second(self, left: Side, right: Side) -> Tensor:
+    def second(self, left: Side, right: Side) -> Float[Tensor, "h n p q"]:
         """τ Pᵀ M2 P', (H, N, ·, ·)."""
         return self._matrix(2, left, right)
 
-    def third(self, left: Side, right: Side) -> Tensor:
+    def third(self, left: Side, right: Side) -> Float[Tensor, "h n p q"]:
         """τ² Pᵀ G P', (H, N, ·, ·)."""
         return self._matrix(3, left, right)
 
-    def third_of(self, head: int, left: Side, right: Side) -> Tensor | Factored:
-        """The same of one head, (N, ·, ·), perhaps as factors."""
+    def third_of(self, head: int, left: Side, right: Side) -> Float[Tensor, "n p q"] | Factored:
+        """The same for one head, (N, ·, ·), perhaps as factors."""
         return self.third(left, right)[head]
 
-    def curved(self, curvature: float, left: Side, right: Side) -> Tensor:
+    def curved(self, curvature: float, left: Side, right: Side) -> Float[Tensor, "h n p q"]:
         """τ² Pᵀ (c M2 W_V W_Vᵀ M2 + G) P', (H, N, ·, ·): both parts of the Hessian, if S_i = c·I for all tokens."""
         third, first, second = self.third(left, right), self.second(left, "V"), self.second(right, "V")
         parts = (part.flatten(0, 1) for part in (third, first, second.mT))
         return torch.baddbmm(*parts, alpha=curvature).view(third.shape)
 
-    def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
+    def second_times(self, left: Side, right: Side, columns: Float[Tensor, "n q r"]) -> Float[Tensor, "h n p r"]:
         """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r)."""
         return self.second(left, right) @ columns
 
@@ -88,12 +89,12 @@ class Potential:
 
 
 class ManyKeys(Potential):
-    """M2 and G first, then their products with the weights."""
+    """Builds M2 and G, then multiplies them with the weights."""
 
     def __init__(self, layer: AttentionInputs, u: Tensor) -> None:
         super().__init__(layer)
         width, tokens = layer.keys.shape[2] ** 2, layer.keys.shape[0] * layer.keys.shape[1]
-        # M2 and G in pieces, whole and scaled; or Ξ as it is and scaled, and x_j x_jᵀ of every key
+        # M2 and G in pieces, whole and scaled; or Ξ, Ξ scaled, and x_j x_jᵀ of every key
         _room(layer, *((6 * width,) if layer.kind == "softmax" else (2 * width, tokens * width)))
         tau, found = layer.tau, self._found
         if layer.kind == "linear":
@@ -106,7 +107,7 @@ class ManyKeys(Potential):
         if heads == 1:
             flat = contracted_rows(layer.attention[0], layer.keys, u.view(samples, rows, -1), tau)
             parts = tuple(part.unsqueeze(0) for part in flat)
-        else:  # the keys are the same for all heads
+        else:  # all heads have the same keys
             attention = layer.attention.transpose(0, 1).flatten(1, 2)
             u = u.view(heads, samples, rows, -1).transpose(0, 1).flatten(1, 2)
             flat = contracted_rows(attention, layer.keys, u, tau)
@@ -116,12 +117,12 @@ class ManyKeys(Potential):
         found[2, "X", "X"], self._first_order, found[3, "X", "X"] = parts
 
     @property
-    def mean(self) -> Tensor:
-        """m, (H, N, d); Ξ κ of linear attention, also of as many tokens as A has no room for."""
+    def mean(self) -> Float[Tensor, "h n d"]:
+        """m, (H, N, d). For linear attention Ξ κ, which needs no memory for A."""
         return self._mean if self.layer.kind == "linear" else self.layer.mean
 
     @property
-    def first_order(self) -> Tensor:
+    def first_order(self) -> Float[Tensor, "h n d"]:
         """p = M2 u, (H, N, d)."""
         return self._first_order
 
@@ -135,7 +136,7 @@ class ManyKeys(Potential):
         return second.flatten(0, 1).expand(layer.heads, -1, -1, -1)
 
     def _sum(self, order: int, left: Side, right: Side) -> Tensor:
-        if (left, right) in (("X", "K"), ("V", "X")):  # symmetric, so that Pᵀ M is (M P)ᵀ
+        if (left, right) in (("X", "K"), ("V", "X")):  # symmetric: Pᵀ M is (M P)ᵀ
             return self._matrix(order, right, left).mT
         if right == "X":
             weights, start = self._weights[left], self._matrix(order, "X", "X")
@@ -150,8 +151,8 @@ class ManyKeys(Potential):
         assert weights is not None
         return torch.bmm(start.flatten(1, 2), weights).view(*start.shape[:3], -1)
 
-    def curved(self, curvature: float, left: Side, right: Side) -> Tensor:
-        """τ² Pᵀ (c M2 W_V W_Vᵀ M2 + G) P', (H, N, ·, ·): the sum first, then its products with the weights."""
+    def curved(self, curvature: float, left: Side, right: Side) -> Float[Tensor, "h n p q"]:
+        """τ² Pᵀ (c M2 W_V W_Vᵀ M2 + G) P', (H, N, ·, ·): first the sum, then its products with the weights."""
         if (CURVED, "X", "X") not in self._found:
             self._found[CURVED, "X", "X"] = super().curved(curvature, "X", "X")
         return self._matrix(CURVED, left, right)
@@ -171,7 +172,7 @@ class FewKeys(Potential):
             self._weight = allowed.expand(layer.heads, *layer.queries.shape[:2], layer.keys.shape[1])
 
     @cached_property
-    def first_order(self) -> Tensor:
+    def first_order(self) -> Float[Tensor, "h n d"]:
         """p = M2 u, (H, N, d)."""
         return (self._contracted.mT @ self._side("X")).squeeze(-2).flatten(1, 2)
 
@@ -185,7 +186,7 @@ class FewKeys(Potential):
         if side not in self._sides:
             layer, weights = self.layer, self._weights[side]
             linear = layer.kind == "linear"
-            # a large common offset does not cancel if it is taken away before the product
+            # a large common offset is removed before the product, so that it does not cancel later
             x = layer.centred
             keys = x.expand(layer.heads, -1, -1, -1) if weights is None else x @ weights[:, None]
             _room(layer, keys.shape[-2] * keys.shape[-1])
@@ -198,32 +199,32 @@ class FewKeys(Potential):
         return (first.mT @ second).flatten(1, 2)
 
     def _factors(self, order: int, left: Side, right: Side) -> tuple[Tensor, Tensor]:
-        """Both sides, the first weighted: (H, B, L, L_k, ·)."""
+        """Both sides, the first one weighted: (H, B, L, L_k, ·)."""
         tau = self.layer.tau
         weight = tau * self._weight[..., None] if order == 2 else tau**2 * self._contracted
         return weight * self._side(left), self._side(right)
 
-    def third_of(self, head: int, left: Side, right: Side) -> Tensor | Factored:
-        """τ² Pᵀ G P' of one head, a product of as many columns as there are keys."""
+    def third_of(self, head: int, left: Side, right: Side) -> Float[Tensor, "n p q"] | Factored:
+        """τ² Pᵀ G P' of one head, as factors with one column for each key."""
         sides = self._factors(3, self._known[left], self._known[right])
         first, second = (side[head].flatten(0, 1).mT for side in sides)
         return factored(first, second)
 
-    def second_times(self, left: Side, right: Side, columns: Tensor) -> Tensor:
-        """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r): without the matrix between."""
+    def second_times(self, left: Side, right: Side, columns: Float[Tensor, "n q r"]) -> Float[Tensor, "h n p r"]:
+        """τ Pᵀ M2 P' R, (H, N, ·, r), for R (N, ·, r), without building the matrix between."""
         first, second = self._side(self._known[left]), self._side(right)
         seen = second @ columns.view(*self.layer.queries.shape[:2], *columns.shape[1:])
         return (first.mT @ (self.layer.tau * self._weight[..., None] * seen)).flatten(1, 2)
 
 
-def potential(layer: AttentionInputs, g: Tensor) -> Potential:
-    """What is known of Φ, for g = ∂ℓ/∂f of every query token, (N, d_out)."""
+def potential(layer: AttentionInputs, g: Float[Tensor, "n o"]) -> Potential:
+    """The derivatives of Φ for g = ∂ℓ/∂f of every query token, (N, d_out)."""
     few = layer.keys.shape[1] < layer.keys.shape[2]
     return FewKeys(layer, g) if few else ManyKeys(layer, layer.times(g, layer.WV.mT))
 
 
 def _room(layer: AttentionInputs, numbers: int, more: int = 0) -> None:
-    """Refuse so many numbers for each token and head, and more once, if there is no room for them."""
+    """Raise an error if there is no memory for ``numbers`` for each token and head, and ``more`` in addition."""
     require_room(
         layer.heads * layer.queries.shape[0] * layer.queries.shape[1] * numbers + more,
         layer.queries,

@@ -1,6 +1,6 @@
-"""Products of the Hessian with vectors: by the moments, or along the tokens where they cost less there.
+"""Products of the Hessian with vectors: from the moments, or along the tokens if that costs less.
 
-Along the tokens go all products if the tokens themselves are among the variables.
+If the tokens are among the variables, all products go along the tokens.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from curvlens.calculus.form import SplitPart, places, require_room_for
 from curvlens.calculus.terms import Given, Term
 
 ALONG = 1 << 24
-"""Numbers in the attention matrices of all directions that go along the tokens together: 128 MB in float64."""
+"""Numbers in the attention matrices of the directions that are processed together: 128 MB in float64."""
 
 
 class Products:
-    """H v of every part, for vectors of the weights and tokens in the order of ``shapes``."""
+    """H v for every part, for vectors of the weights and tokens in the order of ``shapes``."""
 
     def __init__(self, blocks: Blocks, tokens: Sequence[str], shapes: Mapping[str, tuple[int, int]]) -> None:
         self._blocks, self._tokens, self._shapes = blocks, tokens, shapes
@@ -34,7 +34,7 @@ class Products:
             return vectors.clone()
         if self._tokens or self._few_keys:
             of = self._blocks.layer
-            # so many directions at a time: each has some copies of the attention matrix
+            # limits the number of directions at a time: each needs several copies of the attention matrix
             step = max(1, ALONG // (of.heads * of.samples * of.queries.shape[1] * of.keys.shape[1]))
             pieces = torch.split(vectors.reshape(len(vectors), -1), step, 1)
             return torch.cat([self._along_tokens(piece, part) for piece in pieces], 1).reshape(vectors.shape)
@@ -43,7 +43,7 @@ class Products:
         return torch.stack([self._by_moments(column, part) for column in vectors.T.contiguous()], 1)
 
     def terms(self, first: str, second: str, part: SplitPart) -> list[Term]:
-        """Those of a block, the first name not after the second; with tokens, it is built by products."""
+        """The terms of a block; the second name does not come before the first. With tokens, products build it."""
         if first in self._blocks.slots and second in self._blocks.slots:
             return self._blocks.terms(first, second, part)
         (height, width), like = self._shapes[second], self._blocks.layer.queries
@@ -60,18 +60,18 @@ class Products:
 
     @cached_property
     def _few_keys(self) -> bool:
-        """Whether a product costs less along the tokens, N L_k (d_K + d_V), than by the moments, 2 N d²."""
+        """Whether a product costs less along the tokens, N L_k (d_K + d_V), than from the moments, 2 N d²."""
         of = self._blocks.layer
         return of.keys.shape[1] * (of.WQ.shape[-1] + of.d_out) < of.keys.shape[2] ** 2
 
     @cached_property
     def _letters(self) -> dict[str, tuple[int, int]]:
-        """The shapes of the matrices of one head: they are the same for all."""
+        """The shapes of the matrices of one head; they are equal for all heads."""
         return {slot.letter: slot.shape for slot in self._blocks.slots.values()}
 
     @cached_property
     def _begins(self) -> list[tuple[str, tuple[int, int], int]]:
-        """Where the matrices of one head begin in a vector, with their shapes."""
+        """The offsets of the matrices of one head in a vector, with their shapes."""
         return [(letter, self._letters[letter], place.start) for letter, place in places(self._letters).items()]
 
     def _by_moments(self, v: Tensor, part: SplitPart) -> Tensor:

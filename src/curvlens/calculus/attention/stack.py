@@ -1,11 +1,11 @@
-"""Attention layers one behind the other: the Hessian of the whole, from the closed forms of its layers.
+"""A stack of attention layers: the Hessian of the whole, from the closed forms of its layers.
 
 With T_l the derivative of layer l's tokens and weights by all weights θ, and λ_l the gradient at its output,
 
     H = T_outᵀ S T_out + Σ_l T_lᵀ (λ_l · D²f_l) T_l        (`docs/explanation/math.md`, "Attention: stacks").
 
-The first term is the outer part. Tangents T go forward through the layers, gradients λ backward; nothing is
-differentiated.
+The first term is the outer part. Tangents T go forward through the layers, gradients λ backward. No automatic
+differentiation is used.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def stack(
     kind: Kind = "softmax",
     reduction: str = "mean",
 ) -> StackHessian:
-    """The dense Hessian of D layers, each (WQ, WK, WV) as in `hessian`, the output of one being the tokens of the next.
+    """The dense Hessian of D layers, each (WQ, WK, WV) as in `hessian`; the output of one layer is the next one's X.
 
-    No skip connections, no norms: the paper's networks of linear attention (Section 4.1), and the same with softmax.
+    There are no skip connections and no norms: the paper's networks of linear attention (Section 4.1), or softmax.
     """
     if not layers:
         raise CurvlensError("A stack needs at least one layer (WQ, WK, WV).")
@@ -79,7 +79,7 @@ def stack(
         "`cl.hessian` of a problem has products with vectors.",
     )
 
-    # forward: the directions that all weights so far give to each layer's weights and tokens
+    # forward: the tangents of each layer's weights and tokens along all weights so far
     directions: list[dict[str, Tensor]] = []
     moved: Tensor | None = None  # (size, B, L, d)
     start = 0
@@ -101,7 +101,7 @@ def stack(
     outer = _sandwich(moved, loss.outer)
     functional = _sandwich(moved, loss.rest)
 
-    # backward: the gradient at each layer's output, and what the layer's own second derivative adds
+    # backward: the gradient at each layer's output, and the layer's own second derivative
     g = loss.gradient
     for one, given in zip(reversed(built), reversed(directions), strict=True):
         found = along_tokens(one, OutputLoss(g, 0.0, 0.0), given, "functional")

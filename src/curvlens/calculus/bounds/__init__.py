@@ -1,9 +1,8 @@
-"""Upper bounds on the spectral norm of the Hessian of a layer, and of a whole block: always valid, seldom attained.
+"""Upper bounds on the spectral norm of the Hessian of a layer or a whole block: always valid, rarely attained.
 
-‖H‖₂ is at most the norm of a small matrix that has a bound for each block (`docs/explanation/math.md`, "Bounds"). A
-bound is a
-worst case: it says what curvature cannot exceed, and is no estimate of the largest eigenvalue. `Bound.tightness`
-compares it with the true norm; a closed form's ``norm()`` is another one, the Frobenius norm.
+‖H‖₂ is at most the norm of a small matrix of bounds on its blocks (`docs/explanation/math.md`, "Bounds"). A bound is a
+worst case: curvature cannot exceed it. It is no estimate of the largest eigenvalue. `Bound.tightness` compares it with
+the true spectral norm. The ``norm()`` of a closed form is the Frobenius norm.
 """
 
 from curvlens.calculus.bounds.bound import Bound

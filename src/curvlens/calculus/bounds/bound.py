@@ -1,4 +1,4 @@
-"""What a bound is: a number for every block of the Hessian, and the norm of the matrix of these."""
+"""A bound: a number for every block of the Hessian, and the norm of the matrix of these numbers."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Bound:
         return float(self.outer[i, j] + self.functional[i, j])
 
     def tightness(self, of: Any = None, *, spectral_norm: float | None = None) -> float:
-        """The true spectral norm ‖H‖₂ as a share of the bound, at most 1 (but for rounding).
+        """The true spectral norm ‖H‖₂ divided by the bound, at most 1 (up to rounding).
 
         Args:
             of: The Hessian: a closed form, a `Form` of it, or a dense matrix, whose spectral norm is computed.
-            spectral_norm: Or this norm as a number, the largest |eigenvalue|. ``norm()`` of a closed form is another
-                one, the Frobenius norm.
+            spectral_norm: Instead of ``of``, the norm as a number: the largest |eigenvalue|. The ``norm()`` of a closed
+                form is the Frobenius norm, which is larger.
 
         >>> bound = Bound(("Q", "V"), torch.eye(2), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
         >>> round(bound.tightness(torch.eye(2)), 3), round(bound.tightness(spectral_norm=1.5), 3)
@@ -62,19 +62,19 @@ class Bound:
         norm, room = _spectral(of) if spectral_norm is None else (_size(spectral_norm), ROUNDING)
         if not norm <= self.total * (1 + room):
             raise CurvlensError(
-                f"The given norm is {norm:.6g} and larger than the bound, {self.total:.6g}, which the spectral norm of "
-                "this Hessian cannot be: is it a Frobenius norm, or of another Hessian?"
+                f"The given norm {norm:.6g} is larger than the bound {self.total:.6g} on the spectral norm of this "
+                "Hessian. Is it a Frobenius norm, or the norm of another Hessian?"
             )
         return norm / self.total if self.total else 1.0
 
     def _at(self, name: str) -> int:
         if name not in self.names:
-            raise CurvlensError(f"There is no block {name!r}; there are {', '.join(self.names)}.")
+            raise CurvlensError(f"There is no block {name!r}. The blocks are {', '.join(self.names)}.")
         return self.names.index(name)
 
 
 ROUNDING = 1e-6
-"""The spectral norm of a Hessian in float64 may be larger than its bound by this much."""
+"""The relative amount by which rounding may lift the float64 norm of a Hessian above its bound."""
 
 
 def _size(number: Any) -> float:
@@ -84,7 +84,7 @@ def _size(number: Any) -> float:
 
 
 def _spectral(of: Any) -> tuple[float, float]:
-    """‖·‖₂ of a closed form or a dense matrix, and how much of it may be rounding."""
+    """‖·‖₂ of a closed form or a dense matrix, and the share of it that may be rounding."""
     form = getattr(of, "total", of)
     matrix = form.dense() if isinstance(form, Form) else of
     dense = isinstance(matrix, Tensor) and matrix.is_floating_point() and matrix.ndim == 2
@@ -102,7 +102,7 @@ P = ParamSpec("P")
 
 
 def in_range(bound: Callable[P, Bound]) -> Callable[P, Bound]:
-    """A bound is finite, or there is none: what it is a product of may over- or underflow."""
+    """Decorate a bound: raise an error if its factors over- or underflow."""
 
     @functools.wraps(bound)
     def checked(*args: P.args, **kwargs: P.kwargs) -> Bound:
@@ -124,12 +124,12 @@ OUT_OF_RANGE = (
 
 
 def selected(names: Sequence[str], wrt: str | None, outer: Tensor, functional: Tensor) -> Bound:
-    """The bound for the words of ``wrt``; None for all but the tokens X."""
+    """The bound for the words of ``wrt``; None means all but the tokens X."""
     words = [name for name in names if name != "X"] if wrt is None else wrt.split()
     if any(word not in names for word in words):
-        raise CurvlensError(f"wrt={wrt!r}; it is made of the words {', '.join(names)}.")
+        raise CurvlensError(f"wrt={wrt!r}, expected words among {', '.join(names)}.")
     if not words:
-        raise CurvlensError(f"wrt={wrt!r} leaves nothing to differentiate by; it is made of {', '.join(names)}.")
+        raise CurvlensError(f"wrt={wrt!r} names no variable, expected words among {', '.join(names)}.")
     kept = [i for i, name in enumerate(names) if name in words]
     index = torch.tensor(kept)
     return Bound(tuple(names[i] for i in kept), outer[index][:, index], functional[index][:, index])

@@ -1,4 +1,4 @@
-"""What attention with H heads does to its tokens and weights at most: heads side by side, and W_O behind them."""
+"""Bounds on the derivatives of attention with H heads: heads side by side, followed by W_O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from curvlens.calculus.softmax import gradient_rows
 
 
 def prior(x: Sizes, length: int, of: AttentionInputs) -> Local[Sizes]:
-    """From norms of weights and sizes of tokens, which may be others than those of the layer."""
+    """From norms of weights and sizes of tokens; the tokens need not be those of the layer."""
     root, heads = math.sqrt(length), []
     varied = min(SOFTMAX * x.spectral**2, x.row**2)  # ‖M2_i‖, the covariance of tokens
     for wq, wk, wv in zip(*((spectral(w) for w in ws) for ws in (of.WQ, _given(of.WK), of.down)), strict=True):
@@ -103,7 +103,7 @@ def known(of: AttentionInputs) -> Local[Tensor]:
                 wv=spectral(wv),
                 a=spectral(a),
                 ax=spectral(a @ x),
-                b=float((2 * a * (1 - a)).max()),  # sums of the sizes in a row of B
+                b=float((2 * a * (1 - a)).max()),  # the largest row sum of |B|
                 bx=spectral(bx),
                 bk=spectral(bx @ wk),
                 vb=spectral(bx @ wv),
@@ -127,7 +127,7 @@ def known(of: AttentionInputs) -> Local[Tensor]:
             found = contracted(a, x, g @ wv.mT)
             b3x = w[..., None] * from_mean - a[..., None] * found.first_order[:, None, :]
             sums = w.abs().sum(-1, keepdim=True) - w.abs()
-            b3 = w.abs() * ((1 - 2 * a).abs() + 1 - a) + a * sums  # sums of the sizes in a row of B3, at most
+            b3 = w.abs() * ((1 - 2 * a).abs() + 1 - a) + a * sums  # a bound on the row sums of |B3|
             bent = Bent(
                 lam=spectral(g),
                 b3=min(float(b3.max()), SOFTMAX_SECOND * float((g @ (x @ wv).mT).norm(dim=1).max())),
@@ -156,7 +156,7 @@ def known(of: AttentionInputs) -> Local[Tensor]:
     return Local(of.output[0], _first(heads, spectral(out), spectral(mixed)), bend, back)
 
 
-# Heads side by side: what is of one head only is as large as its largest, what all share adds up.
+# Heads side by side: a quantity of single heads is bounded by the largest head, a shared one by the sum.
 
 
 def _first(heads: Sequence[Head], out: float, mixed: float) -> dict[str, float]:
@@ -176,7 +176,7 @@ def _second(parts: Sequence[dict[tuple[str, str], float]], heads: Sequence[Head]
 
 
 def _out(of: AttentionInputs) -> Tensor:
-    """W_O of all heads, (H d_V, d_out); identities where values are put out as they are."""
+    """W_O of all heads, (H d_V, d_out); identities if the values are the output."""
     if of.up is None:
         return torch.eye(of.d_out, dtype=of.down.dtype, device=of.down.device).repeat(of.heads, 1)
     return of.up.flatten(0, 1)

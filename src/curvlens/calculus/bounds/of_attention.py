@@ -1,4 +1,4 @@
-"""A bound for one head of attention behind which there is the square loss, from norms alone or from its moments."""
+"""A bound for one head of attention with the square loss, from norms alone or from its moments."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def attention(
 ) -> Bound:
     """A bound for one head and one sample, square loss ‖F − Y‖²/(L d_V).
 
-    From the spectral norms of tokens and weights and from the residual alone; with ``data`` from the attention
-    moments as well, which is typically within a factor of five of the truth.
+    By default from the spectral norms of tokens and weights and from the residual alone; with ``data`` also from the
+    attention moments, and then typically within a factor of five of the truth.
 
     >>> X, W = torch.eye(3, 2).double(), torch.eye(2).double()
     >>> bound = attention(X, W, W, W, torch.zeros(3, 2).double())
@@ -50,10 +50,10 @@ def attention(
     if data:
         g = c * residual
         found = contracted(a, X, g @ WV.mT)
-        covariance = torch.linalg.matrix_norm(found.second, 2).max()  # in the place of x²/2
-        mean = _norm(a @ X)  # of √L x
-        third = torch.linalg.matrix_norm(found.third, 2).max() / c  # of κ₃ r x³ v
-        pulled = _norm(X.mT @ found.first_order) / c  # of ‖R‖ x³ v/2
+        covariance = torch.linalg.matrix_norm(found.second, 2).max()  # instead of x²/2
+        mean = _norm(a @ X)  # instead of √L x
+        third = torch.linalg.matrix_norm(found.third, 2).max() / c  # instead of κ₃ r x³ v
+        pulled = _norm(X.mT @ found.first_order) / c  # instead of ‖R‖ x³ v/2
     else:
         covariance, mean = x.square() * SOFTMAX, X.shape[0] ** 0.5 * x
         third = SOFTMAX_SECOND * residual.norm(dim=1).max() * x**3 * v

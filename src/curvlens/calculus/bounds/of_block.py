@@ -1,7 +1,7 @@
 """A bound for a whole Transformer block: attention, feed-forward layer, skips and norms.
 
-With t the bounds on ‖∂y/∂·‖, C_m those of layer m on the blocks of λ_m · D²f_m and T_m those on its tangents, ‖H‖₂ is
-at most the norm of ‖∇²ℓ‖ t tᵀ + Σ_m T_mᵀ C_m T_m (`docs/explanation/math.md`, "Bounds").
+Let t be bounds on ‖∂y/∂·‖, C_m bounds of layer m on the blocks of λ_m · D²f_m, and T_m bounds on its tangents. Then
+‖H‖₂ is at most the norm of ‖∇²ℓ‖ t tᵀ + Σ_m T_mᵀ C_m T_m (`docs/explanation/math.md`, "Bounds").
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus import norms
@@ -30,7 +31,7 @@ INNER = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias")
 NORMS = ("norm1.scale", "norm1.shift", "norm2.scale", "norm2.shift")
 HEADED = ("Q", "K", "V", "O")
 NAMES = (*NORMS[:2], *HEADED, *NORMS[2:], *INNER)
-"""All weights a block may have, in order."""
+"""All weights that a block may have, in order."""
 
 
 @in_range
@@ -51,19 +52,19 @@ def block(
     wrt: str | None = None,
     data: bool = False,
 ) -> Bound:
-    """A bound for one sample behind a Transformer block, for every weight of it and all together.
+    """A bound for one sample and a loss of a Transformer block's output: for every weight and for all together.
 
-    The weights and options of `curvlens.assembly.block` may be given as they are, q, k, v and o with ``heads``; but
-    attention has no biases here, and there is a feed-forward layer.
+    The weights and options of `curvlens.assembly.block` are accepted, q, k, v and o together with ``heads``. Here
+    attention has no biases, and a feed-forward layer is required.
 
     Args:
         X: Tokens (L, d).
-        weights: By name, inputs first. With ``heads``, as in `curvlens.assembly.block`; else Q, K and V are (d, d_K),
-            (d, d_K) and (d, d_V), or have a leading axis of heads, and so has O, (d_V, d), if there is one; up (d, m)
-            and down (m, d); if there are any, gate (d, m), up_bias, gate_bias, down_bias, norm1.scale, norm1.shift,
-            norm2.scale and norm2.shift. What is not there is no variable: a norm without a scale has ones.
+        weights: By name, inputs first. With ``heads``, as in `curvlens.assembly.block`. Otherwise Q, K and V are
+            (d, d_K), (d, d_K) and (d, d_V), and O, which is optional, (d_V, d); all may have a leading head axis; up is
+            (d, m) and down (m, d). Optional are gate (d, m), up_bias, gate_bias, down_bias, norm1.scale, norm1.shift,
+            norm2.scale and norm2.shift. A missing weight is no variable: a norm without a scale has ones.
         target: Y (L, d), for the square loss ‖y − Y‖²/(L d).
-        heads: How many heads q, k, v and o have, which are matrices: (d, heads·d_K), (d, heads·d_V) and (heads·d_V, d).
+        heads: The number of heads in the matrices q, k, v, o: (d, heads·d_K), …, (d, heads·d_V) and (heads·d_V, d).
         norm: "pre" for y = u + mlp(norm2(u)), u = X + attn(norm1(X)); "post" for y = norm2(u + mlp(u)), u = norm1(X +
             attn(X)); "none" for skips alone.
         norm_kind: "layer" or "rms".
@@ -71,11 +72,11 @@ def block(
         activation: As in `curvlens.calculus.feedforward.hessian`, or "swiglu": silu with a gate.
         mask: As in `curvlens.calculus.attention.hessian`.
         temperature: As there.
-        grad: For any other loss, ∂ℓ/∂y, (L, d), or (a-priori) a bound on its norm alone.
-        curvature: And its second derivative at every token; a number c also stands for a bound on it.
-        wrt: Words of what to differentiate by, of the names of the weights and X; None for all weights.
-        data: Take states, gradients and attention moments as they are at every layer; else norms of tokens and weights,
-            and ε, alone (and the residual, if a target is given).
+        grad: For any other loss, ∂ℓ/∂y, (L, d); without ``data`` a bound on its norm is enough.
+        curvature: For that loss, the second derivative at every token; a number c is also a bound on it.
+        wrt: The variables as words: names of weights and X; None for all weights.
+        data: Use the states, gradients and attention moments at every layer. Otherwise only norms of tokens and
+            weights, and ε (and the residual, if a target is given).
 
     >>> X, W = torch.eye(3, 2), torch.eye(2)
     >>> weights = {"Q": W, "K": W, "V": W, "up": W, "down": W}
@@ -127,14 +128,14 @@ def _stacked(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
         rows, columns = weight.shape
         apart = weight.reshape(heads, -1, columns) if name == "o" else weight.reshape(rows, heads, -1).movedim(1, 0)
         found[name.upper()] = apart
-    if "O" not in found:  # heads stand side by side
+    if "O" not in found:  # outputs of heads are concatenated
         v = weights["v"]
         found["O"] = torch.eye(v.shape[1], dtype=v.dtype, device=v.device).view(heads, -1, v.shape[1])
     return found
 
 
 class _Block:
-    """A block, checked."""
+    """A block with checked arguments."""
 
     def __init__(
         self,
@@ -148,9 +149,9 @@ class _Block:
         temperature: float,
     ) -> None:
         if norm not in ("pre", "post", "none"):
-            raise CurvlensError(f"norm={norm!r}; there are 'pre', 'post' and 'none'.")
+            raise CurvlensError(f"norm={norm!r}, expected 'pre', 'post' or 'none'.")
         if kind not in ("layer", "rms"):
-            raise CurvlensError(f"norm_kind={kind!r}; there are 'layer' and 'rms'.")
+            raise CurvlensError(f"norm_kind={kind!r}, expected 'layer' or 'rms'.")
         self.norm, self.kind, self.eps, self.activation = norm, kind, eps, activation
         self.mask, self.temperature = mask, temperature
         known = [name for name in NAMES if norm != "none" or name not in NORMS]
@@ -190,8 +191,8 @@ class _Block:
     def _vectors(self, which: str) -> tuple[Tensor | None, Tensor | None]:
         return self.w.get(f"{which}.scale"), self.w.get(f"{which}.shift")
 
-    def output(self) -> Tensor:
-        """What the block puts out, and no more."""
+    def output(self) -> Float[Tensor, "l d"]:
+        """The output of the block, without derivatives."""
 
         def normed(tokens: Tensor, which: str) -> Tensor:
             return norms.forward(tokens, *self._vectors(which), eps=self.eps, kind=self.kind)
@@ -212,7 +213,7 @@ class _Block:
         return x
 
     def known(self, names: tuple[str, ...], gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """t of the output and the functional part, from the data."""
+        """t of the output and the functional part, both from the data."""
         return self._run(
             names,
             gradient,
@@ -223,7 +224,7 @@ class _Block:
         )
 
     def prior(self, names: tuple[str, ...], gradient: Sizes) -> tuple[Tensor, Tensor]:
-        """Both from sizes."""
+        """t of the output and the functional part, both from sizes."""
         (length, d), of = self.x.shape, self.attention(self.x)
         return self._run(
             names,

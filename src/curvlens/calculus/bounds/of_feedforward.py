@@ -1,16 +1,16 @@
-"""Bounds for a loss behind a feed-forward layer, plain or gated.
+"""Bounds for a loss of the output of a feed-forward layer, plain or gated.
 
-The middle h depends entry by entry on inner sums z_i = x W_i + b_i, with h_i and h_ij its derivatives
-(`docs/explanation/math.md`,
-"Feed-forward"). Every block of the functional part is one matrix for each hidden unit or for each token, or a product
-with the matrix g of gradients, and so has a norm of its own. With q = g W_downᵀ and maxima over units k or tokens n,
+The hidden values h depend entry by entry on inner sums z_i = x W_i + b_i; h_i and h_ij are their derivatives
+(`docs/explanation/math.md`, "Feed-forward"). Every block of the functional part is one matrix for each hidden unit or
+for each token, or a product with the matrix g of gradients, so its norm can be bounded directly. With q = g W_downᵀ and
+maxima over units k or tokens n,
 
     (W_i, W_j)  max_k ‖Xᵀ diag(q h_ij)_k X‖      (W_i, W_down)  max_k ‖Xᵀ diag(h_i)_k g‖
     (W_i, X)    ‖X‖ max_n ‖Σ_j W_j diag(q h_ij)_n‖ + ‖q∘h_i‖
     (W_down, X)  ‖g‖ max_n ‖Σ_i W_i diag(h_i)_n‖      (X, X)  max_n ‖Σ_ij W_i diag(q h_ij)_n W_jᵀ‖
 
-A-priori |h_i| and |h_ij| are at most the largest values of φ' and φ''; in gated layers those of φ and of the sums
-beside it come in, and |φ(z)| ≤ |z| for every activation there is.
+Without data, |h_i| and |h_ij| are bounded by the largest values of φ' and φ''. Gated layers also need bounds on φ and
+on the other inner sum; |φ(z)| ≤ |z| for every activation here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def feedforward(
     wrt: str | None = None,
     data: bool = False,
 ) -> Bound:
-    """A bound for one sample behind a feed-forward layer; weights as in `curvlens.calculus.feedforward.hessian`.
+    """A bound for one sample and a loss of a feed-forward layer's output.
+
+    Weights as in `curvlens.calculus.feedforward.hessian`.
 
     Args:
         X: Tokens (L, d).
@@ -58,14 +60,14 @@ def feedforward(
         down: (m, d_out).
         target: Y (L, d_out), for the square loss ‖y − Y‖²/(L d_out).
         gate: (d, m), for a gated layer.
-        up_bias: (m,); None for none, which then is no variable. So are ``gate_bias`` and ``down_bias``.
+        up_bias: (m,). Without it (None) the bias is no variable. The same holds for ``gate_bias`` and ``down_bias``.
         gate_bias: (m,).
         down_bias: (d_out,).
         activation: "relu", "gelu", "gelu_tanh", "silu" or "identity".
-        grad: For any other loss, ∂ℓ/∂y, (L, d_out), or (a-priori) a bound on its norm alone.
-        curvature: And its second derivative at every token; a number c also stands for a bound on it.
-        wrt: Words of what to differentiate by, as in "up down X"; None for all weights.
-        data: Take the hidden values, φ' and φ'' as they are; else norms of weights, tokens and gradient alone.
+        grad: For any other loss, ∂ℓ/∂y, (L, d_out); without ``data`` a bound on its norm is enough.
+        curvature: For that loss, the second derivative at every token; a number c is also a bound on it.
+        wrt: The variables as words, as in "up down X"; None for all weights.
+        data: Use the hidden values, φ' and φ'' at the tokens. Otherwise only norms of weights, tokens and gradient.
 
     >>> X, W = torch.eye(3, 2), torch.eye(2)
     >>> bound = feedforward(X, W, W, torch.zeros(3, 2), activation="relu")
@@ -96,7 +98,7 @@ def feedforward(
 
 
 def ordered(weights: Weights) -> list[str]:
-    """The names of the weights as a layer has them."""
+    """The names of the weights, in the order of the layer."""
     order = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias")
     return [name for name in order if name in weights]
 
@@ -127,7 +129,7 @@ def prior(x: Sizes, length: int, weights: Weights, activation: str) -> Local[Siz
         first |= {i: h[i] * x.spectral * down, f"{i}_bias": h[i] * root * down}
 
     def bend(grad: Sizes) -> Pairs:
-        q, column = grad.row * widest, grad.spectral * widest  # of the largest entry and the longest column of q
+        q, column = grad.row * widest, grad.spectral * widest  # bounds on the largest entry and longest column of q
         found = {("down", "X"): grad.spectral * slope, ("X", "X"): 0.0}
         for i in inner:
             beside = 0.0  # Σ_j |h_ij| ‖W_j‖

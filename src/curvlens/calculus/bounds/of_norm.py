@@ -1,4 +1,4 @@
-"""Bounds for a loss behind LayerNorm or RMSNorm.
+"""Bounds for a loss of the output of LayerNorm or RMSNorm.
 
 With γ the largest |scale|, s the smallest of the s_i, g the longest row of the gradient and c its longest column,
 
@@ -38,21 +38,21 @@ def norm(
     wrt: str | None = None,
     data: bool = False,
 ) -> Bound:
-    """A bound for one sample behind a norm, by its scale γ, its shift β and the tokens.
+    """A bound for one sample and a loss of a norm's output, by its scale γ, its shift β and the tokens.
 
     Args:
         X: Tokens (L, d).
-        scale: γ, (d,); None for ones, which then are no variable.
-        shift: β, (d,); None for zeros, which then are no variable.
+        scale: γ, (d,); None for ones, which are no variable.
+        shift: β, (d,); None for zeros, which are no variable.
         target: Y (L, d), for the square loss ‖y − Y‖²/(L d).
-        grad: For any other loss, ∂ℓ/∂y, (L, d), or (a-priori) a bound on its norm alone.
-        curvature: And its second derivative at every token, as in `curvlens.calculus.norms.hessian`; a number c also
-            stands for a bound on it.
+        grad: For any other loss, ∂ℓ/∂y, (L, d); without ``data`` a bound on its norm is enough.
+        curvature: For that loss, the second derivative at every token, as in `curvlens.calculus.norms.hessian`; a
+            number c is also a bound on it.
         eps: ε.
         kind: "layer" or "rms".
-        wrt: Words of what to differentiate by: ``scale``, ``shift``, ``X``; those that are not given are left out. None
-            for scale and shift, or X if neither is given.
-        data: Take every token with its own s, n and gradient; else the largest and smallest of all tokens.
+        wrt: The variables as words: ``scale``, ``shift``, ``X``; names that were not given are left out. None means
+            scale and shift, or X if neither is given.
+        data: Use s, n and the gradient of every token. Otherwise the largest and smallest over all tokens.
 
     >>> X, one = torch.eye(2, 3), torch.ones(3)
     >>> bound = norm(X, one, grad=torch.ones(2, 3), curvature=0.0, wrt="scale X")
@@ -85,7 +85,7 @@ def norm(
 
 
 def vectors(d: int, given: dict[str, Tensor | None]) -> None:
-    """Scales and shifts have d entries."""
+    """Check that scales and shifts have d entries."""
     for name, vector in given.items():
         if vector is not None and tuple(vector.shape) != (d,):
             raise CurvlensError(f"{name} has shape {tuple(vector.shape)}, expected {(d,)}, one number a feature.")
@@ -99,13 +99,13 @@ def spread(x: Tensor, kind: Kind) -> float:
 def prior(
     x: Sizes, length: int, d: int, scale: Tensor | None, shift: Tensor | None, eps: float, kind: Kind
 ) -> Local[Sizes]:
-    """From sizes alone."""
+    """The bounds from sizes alone."""
     s = math.hypot(x.spread / math.sqrt(d), math.sqrt(eps))
     if s == 0:
-        raise CurvlensError("eps is 0, and a-priori nothing keeps s from it: give eps > 0, or data=True.")
+        raise CurvlensError("eps is 0, so without data the bound is infinite. Give eps > 0, or data=True.")
     gamma = 1.0 if scale is None else float(scale.abs().max())
     reach = math.sqrt(d - 1 if kind == "layer" else d)  # the largest |n_ij|
-    root, slope = math.sqrt(length), gamma / s * (reach > 0)  # one feature less its mean is 0
+    root, slope = math.sqrt(length), gamma / s * (reach > 0)  # a single feature minus its mean is 0
     row = gamma * math.sqrt(d) + (0.0 if shift is None else float(shift.norm()))
     first = {"X": slope, "scale": root * reach, "shift": root}
 
@@ -117,7 +117,7 @@ def prior(
 
 
 def known(x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float, kind: Kind) -> Local[Tensor]:
-    """From the tokens: the norms of these blocks themselves."""
+    """The bounds from the tokens: the exact norms of these blocks."""
     found = norms.normed(x, eps=eps, kind=kind)
     if not found.s.isfinite().all():
         raise OverflowError("norm of tokens")

@@ -1,14 +1,14 @@
-"""The norms that one head of attention is made of, and the bounds they give.
+"""Norms of the quantities of one attention head, and the bounds that follow from them.
 
-One head is o = A v with q = X W_Q, k = X W_K, v = X W_V and rows a_i of A; along a direction a row of scores moves by
+One head is o = A v with q = X W_Q, k = X W_K, v = X W_V and rows a_i of A. Along a direction a row of scores changes by
 Ṫ_i = τ(k q̇_i + k̇ q_i). With B_i = diag a_i − a_i a_iᵀ, a gradient λ at o, w_i = B_i v λ_i the gradient at the scores
 and B3_i = diag w_i − a_i w_iᵀ − w_i a_iᵀ,
 
     ȯ_i = vᵀ B_i Ṫ_i + v̇ᵀ a_i ,
     ⟨λ, ö⟩ = Σ_i Ṫ_iᵀ B3_i Ṫ_i + 2τ w_iᵀ k̇ q̇_i + 2 λ_iᵀ v̇ᵀ B_i Ṫ_i .
 
-q̇, k̇ and v̇ are Ẋ W + X Ẇ. Where Ẇ_K or Ẇ_V moves, X joins what stands beside it, so that M2 = Xᵀ B X, Xᵀ B3 X and
-their like are bounded as a whole, not by the product of norms (`docs/explanation/math.md`, "Bounds").
+q̇, k̇ and v̇ are Ẋ W + X Ẇ. In the terms of Ẇ_K and Ẇ_V, X is multiplied with its neighbour: M2 = Xᵀ B X, Xᵀ B3 X and
+similar products are bounded as a whole, not by the product of norms (`docs/explanation/math.md`, "Bounds").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Head(NamedTuple):
-    """Norms of one head; a name of several letters is that of a product, the largest of all rows i."""
+    """Norms for one head. A name of several letters is the norm of a product, the largest over all rows i."""
 
     tau: float
     x: float
@@ -48,7 +48,7 @@ class Head(NamedTuple):
 
 
 class Bent(NamedTuple):
-    """Norms of one head that know the gradient λ at its output; 3 stands for B3."""
+    """Norms for one head that depend on the gradient λ at its output; 3 stands for B3."""
 
     lam: float
     b3: float
@@ -66,7 +66,7 @@ class Bent(NamedTuple):
     at_v: float
 
     def second(self, of: Head) -> dict[tuple[str, str], float]:
-        """The blocks of ⟨λ, D²o⟩."""
+        """Bounds on the blocks of ⟨λ, D²o⟩."""
         t, x, q, lam = of.tau, of.x, of.q, self.lam
         qq = t**2 * self.kb3k
         qk, qk_x = t**2 * self.kb3 * q, t**2 * self.kb3x * q

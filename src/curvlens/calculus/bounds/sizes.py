@@ -1,4 +1,4 @@
-"""Sizes of matrices of tokens, what a layer does to them at most, and the loss behind it as bounds see it."""
+"""Sizes of token matrices, bounds on the derivatives of a layer, and the loss in the format that bounds need."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.curvature import OutputCurvature, Root
@@ -36,11 +37,11 @@ class Sizes:
 
     @classmethod
     def at_most(cls, total: float, row: float | None = None, *, spread: float = 0.0) -> Sizes:
-        """What ‖·‖_F, and the longest row if it is known, say of the others."""
+        """Sizes that follow from ‖·‖_F and, if known, the longest row."""
         return cls(total, total, total if row is None else min(row, total), total, spread)
 
     def __add__(self, other: Sizes) -> Sizes:
-        """Of a sum of matrices."""
+        """The sizes of a sum of matrices."""
         return Sizes(
             self.total + other.total,
             self.spectral + other.spectral,
@@ -50,8 +51,8 @@ class Sizes:
         )
 
 
-def sizes(tokens: Tensor, spread: float = 0.0) -> Sizes:
-    """The sizes of a matrix that is known."""
+def sizes(tokens: Float[Tensor, "l d"], spread: float = 0.0) -> Sizes:
+    """The sizes of a given matrix."""
     return Sizes(
         float(tokens.norm()),
         spectral(tokens),
@@ -61,13 +62,13 @@ def sizes(tokens: Tensor, spread: float = 0.0) -> Sizes:
     )
 
 
-def spectral(matrices: Tensor) -> float:
+def spectral(matrices: Float[Tensor, "*n p q"]) -> float:
     """The largest ‖·‖₂ of one matrix or several."""
     return float(torch.linalg.matrix_norm(matrices, 2).max())
 
 
 S = TypeVar("S", Sizes, Tensor)
-"""A matrix by its sizes (a-priori), or itself (from the data)."""
+"""A matrix given by its sizes (without data), or itself (with data)."""
 
 Pairs = Mapping[tuple[str, str], float]
 
@@ -78,17 +79,17 @@ class Local(Generic[S]):
 
     output: S
     first: Mapping[str, float]
-    """‖∂y/∂·‖₂ at most, by X and by every weight."""
+    """Bounds on ‖∂y/∂·‖₂, by X and by every weight."""
     bend: Callable[[S], Pairs]
-    """For a gradient λ at y, the norms of the blocks of Σ_b λ_b ∂²y_b at most; what is not there is 0."""
+    """Maps a gradient λ at y to bounds on the blocks of Σ_b λ_b ∂²y_b; a missing block is 0."""
     back: Callable[[S], S]
-    """λ at y to λ at X."""
+    """Maps λ at y to λ at X."""
     tokens: Tensor | None = None
-    """∂y/∂X at [n, a, b] = ∂y_nb/∂x_na, where it is known and no two tokens meet."""
+    """∂y/∂X at [n, a, b] = ∂y_nb/∂x_na, if it is known and tokens do not interact."""
 
 
-def matrix(names: Sequence[str], pairs: Pairs) -> Tensor:
-    """The symmetric matrix of the bounds of blocks; what has no name here is no variable."""
+def matrix(names: Sequence[str], pairs: Pairs) -> Float[Tensor, "n n"]:
+    """The symmetric matrix of the bounds on blocks; names outside of ``names`` are no variables."""
     found = torch.zeros(len(names), len(names), dtype=torch.float64)
     at = {name: i for i, name in enumerate(names)}
     for (first, second), value in pairs.items():
@@ -98,7 +99,7 @@ def matrix(names: Sequence[str], pairs: Pairs) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """A loss: its gradient at the outputs, and the norms of the two parts of its curvature."""
+    """A loss: its gradient at the outputs, and norms of the two parts of its curvature."""
 
     gradient: Tensor | Sizes
     outer: float
@@ -106,18 +107,18 @@ class Seen(NamedTuple):
 
 
 def seen(of: Outputs, target: Any, grad: Any, curvature: Any, *, data: bool) -> Seen:
-    """The square loss with a target, or any loss by its gradient, or the size of it, and its curvature."""
+    """The square loss for a target, or any loss given by its gradient (or its norm) and its curvature."""
     if isinstance(grad, (int, float)) and not isinstance(grad, bool):
         if data or target is not None:
             raise CurvlensError(
-                f"grad={grad} is the size of a gradient, which is enough a-priori and without target= only; "
-                "with data=True give the gradient itself, a tensor of the shape of the output."
+                f"grad={grad} is the norm of a gradient, which is not enough with data=True or target=. Give the "
+                "gradient itself, a tensor with the shape of the output."
             )
         number = isinstance(curvature, (int, float)) and math.isfinite(curvature)
         if not (math.isfinite(grad) and grad >= 0 and number):
             raise CurvlensError(
                 f"grad={grad} with curvature={curvature!r}; expected ‖∂ℓ/∂y‖ and a bound on ‖∂²ℓ/∂y²‖, two finite "
-                "numbers of which the first is not negative."
+                "numbers, the first 0 or more."
             )
         return Seen(Sizes.at_most(float(grad)), abs(float(curvature)), 0.0)
     loss = output_loss(of, target, grad, curvature, "mean")
@@ -132,7 +133,7 @@ def _norm(curvature: OutputCurvature) -> float:
 
 
 def one_sample(x: Tensor) -> None:
-    """Bounds are for one sample: tokens (L, d)."""
+    """Check that X is one sample, (L, d)."""
     if x.ndim != 2:
         hint = " Of several samples, average the bounds." if x.ndim > 2 else ""
         raise CurvlensError(f"X has shape {tuple(x.shape)}, expected (tokens, features), one sample.{hint}")

@@ -1,10 +1,9 @@
-"""The chain rule for bounds: tangents forward, gradients backward, and what every layer adds to the Hessian.
+"""The chain rule for bounds: tangents forward, gradients backward, and the contribution of every layer to the Hessian.
 
 H = T_outᵀ (∇²ℓ) T_out + Σ_m T_mᵀ (λ_m · D²f_m) T_m over the layers m (`docs/explanation/math.md`, "Bounds"). A state
-has a vector t
-of bounds on ‖∂state/∂·‖. Behind a layer it is ‖∂y/∂X‖ t, and ‖∂y/∂W‖ for the weights of the layer; of a sum it is the
-sum. Where layers act on every token by itself and their Jacobians are known, the product of these, with the skips in
-it, replaces the product of their norms, if that is smaller.
+has a vector t of bounds on ‖∂state/∂·‖. After a layer it is ‖∂y/∂X‖ t, and ‖∂y/∂W‖ for the weights of the layer; for a
+sum of states it is the sum. If layers act on every token separately and their Jacobians are known, the norm of the
+product of the Jacobians, including skips, replaces the product of their norms where it is smaller.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from curvlens.calculus.bounds.sizes import Local, S, matrix, spectral
@@ -21,14 +21,14 @@ from curvlens.calculus.bounds.sizes import Local, S, matrix, spectral
 
 @dataclass
 class Path:
-    """How a state depends on an earlier one, token by token: ∂state/∂earlier, (L, d, d), and the weights between."""
+    """How a state depends on an earlier one: ∂state/∂earlier of each token, (L, d, d), and the weights between."""
 
     earlier: Tensor
     """t of the earlier state."""
     jacobian: Tensor
     own: Tensor
 
-    def t(self) -> Tensor:
+    def t(self) -> Float[Tensor, " n"]:
         """Bounds on ‖∂state/∂·‖."""
         return spectral(self.jacobian) * self.earlier + self.own
 
@@ -43,12 +43,12 @@ class Node(Generic[S]):
     gradient: S | None = None
 
     def receive(self, gradient: S) -> None:
-        """Gradients from all that use a state add up."""
+        """Add a gradient. Gradients from all uses of a state add up."""
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
 
 class Tape(Generic[S]):
-    """States forward, and what is to be done backward."""
+    """Records states forward, and the steps for the way back."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -70,7 +70,7 @@ class Tape(Generic[S]):
         return Node(value, t, path)
 
     def through(self, node: Node[S], local: Local[S], prefix: str = "") -> Node[S]:
-        """A state behind a layer, whose weights are called prefix + name."""
+        """The state after a layer whose weights are called prefix + name."""
         weights: dict[str, str] = {n: prefix + n for n in local.first if prefix + n in self.names and n != "X"}
         used = ["X", *weights]
         tangents = torch.stack([node.t, *(self._unit(name) for name in weights.values())])
@@ -102,7 +102,7 @@ class Tape(Generic[S]):
         self._steps.append((out, back))
         return out
 
-    def bent(self, out: Node[S], gradient: S) -> Tensor:
+    def bent(self, out: Node[S], gradient: S) -> Float[Tensor, "n n"]:
         """Σ_m T_mᵀ C_m T_m."""
         out.receive(gradient)
         total = torch.zeros(len(self.names), len(self.names), dtype=torch.float64)

@@ -1,10 +1,10 @@
-"""The papers' statements, readable beside the print, for small sizes.
+"""The papers' statements for small sizes, to read beside the papers.
 
-They are literal, and corrected where the print is wrong; where a formula is lost in the copy that was read, it is
-derived anew (`theorem_1`). The docstrings say which.
+They follow the print literally and are corrected where it is wrong. A formula that is missing in our copy is derived
+anew (`theorem_1`). The docstrings say which.
 
-Functions are called by their number in the paper: lemma_1 and theorem_1 to theorem_4 are of that on the full
-block, all others of the one on self-attention. Those of an identity return its two sides; those of a derivative, a
+Functions have the numbers of the papers: lemma_1 and theorem_1 to theorem_4 belong to the paper on the full block, all
+others to the one on self-attention. A function for an identity returns its two sides; one for a derivative returns a
 Jacobian or a dict of blocks. For any real size use the structured forms (`curvlens.calculus.attention`), which equal
 these.
 """

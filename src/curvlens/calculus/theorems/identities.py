@@ -75,7 +75,7 @@ def equation_18(X: Float[Tensor, "n q"]) -> Matrix:
 
 
 def lemma_b_2(m: int, n: int, like: Tensor) -> Sides:
-    """(I_M ⊗ K(M,N))(vec I_M ⊗ I_N) = (K(N,M) ⊗ I_M)(I_N ⊗ vec I_M), K(M, N) being `curvlens.calculus.vec.swap`."""
+    """(I_M ⊗ K(M,N))(vec I_M ⊗ I_N) = (K(N,M) ⊗ I_M)(I_N ⊗ vec I_M), with K(M, N) = `curvlens.calculus.vec.swap`."""
     one, other = identity(m, like), identity(n, like)
     column = vec(one)[:, None]
     return (

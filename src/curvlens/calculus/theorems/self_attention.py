@@ -1,8 +1,8 @@
 """The Hessian of one self-attention layer with square loss, in the Kronecker forms of the paper.
 
-F = A X W_V, A = softmax(X W_Q W_Kᵀ Xᵀ/√d_K), ℓ = ‖F − Y‖²/(L d_V), c = 2/(L d_V). Blocks go by two letters.
-The paper leaves out the key blocks; they are here, with P_Q = I ⊗ W_K and P_K = (W_Q ⊗ I) K_{d_K,d}, the
-derivatives of W_Q W_Kᵀ. It takes tokens and outputs of one width; here W_V may be (d, d_V) with d_V ≠ d.
+F = A X W_V, A = softmax(X W_Q W_Kᵀ Xᵀ/√d_K), ℓ = ‖F − Y‖²/(L d_V), c = 2/(L d_V). Blocks are named by two letters.
+The paper leaves out the key blocks. They are added here, with P_Q = I ⊗ W_K and P_K = (W_Q ⊗ I) K_{d_K,d}, the
+derivatives of W_Q W_Kᵀ. The paper has tokens and outputs of one width; here W_V may be (d, d_V) with d_V ≠ d.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _attention(X: Tensor, WQ: Tensor, WK: Tensor) -> Tensor:
 
 
 def check_matrices(X: Tensor, WV: Tensor | None = None, Y: Tensor | None = None, **score: Tensor) -> None:
-    """One sample, one head: X (L, d), W_Q and W_K (d, d_K) or W_QK (d, d), W_V (d, d_V), Y (L, d_V)."""
+    """Check one sample and one head: X (L, d), W_Q and W_K (d, d_K) or W_QK (d, d), W_V (d, d_V), Y (L, d_V)."""
     named = {"X": X, **score, "WV": WV, "Y": Y}
     for name, given in named.items():
         if isinstance(given, (tuple, list)):
@@ -53,12 +53,12 @@ def check_matrices(X: Tensor, WV: Tensor | None = None, Y: Tensor | None = None,
                 "stores (out, in): give its weight.T."
             )
     if "WQ" in shapes and shapes["WQ"] != shapes["WK"]:
-        raise CurvlensError(f"WQ has shape {shapes['WQ']}, WK has {shapes['WK']}: they have to be equal.")
+        raise CurvlensError(f"WQ has shape {shapes['WQ']}, WK has {shapes['WK']}: they must be equal.")
     if "WQK" in shapes and shapes["WQK"] != (d, d):
-        raise CurvlensError(f"WQK has shape {shapes['WQK']}, expected ({d}, {d}): it stands for W_Q W_Kᵀ.")
+        raise CurvlensError(f"WQK has shape {shapes['WQK']}, expected ({d}, {d}): it replaces W_Q W_Kᵀ.")
     if "Y" in shapes and shapes["Y"] != (length, shapes["WV"][1]):
         raise CurvlensError(
-            f"Y has shape {shapes['Y']}, the output X W_V has {(length, shapes['WV'][1])}: they have to be equal."
+            f"Y has shape {shapes['Y']}, the output X W_V has {(length, shapes['WV'][1])}: they must be equal."
         )
 
 
@@ -117,7 +117,7 @@ def theorem_3_2(X: Tokens, WQ: Query, WK: Query, WV: Value, Y: Outputs) -> Block
     c2 = residual(difference, d * d) @ kron(tokens, WV.T, identity(d * d, X)) @ z2(a, X)
     value = residual(difference, d * d_v) @ kron(tokens, shuffle(d, X, d_v)) @ z1(a, X)
     b = _gradient(a, X, WV, difference)
-    # Printed with R_{d_V d_K}(I ⊗ W_Vᵀ ⊗ I ⊗ W_Kᵀ) in front; W_K is taken out to the left here, which is the same
+    # Printed with R_{d_V d_K}(I ⊗ W_Vᵀ ⊗ I ⊗ W_Kᵀ) in front. Here W_K is moved to the left, which is equal.
     return {
         ("V", "V"): X.new_zeros(d * d_v, d * d_v),
         ("Q", "Q"): c / d_k * p_q.T @ c2 @ p_q,
@@ -165,7 +165,7 @@ def remark_3_1(X: Tokens, WQ: Query, WK: Query) -> tuple[Float[Tensor, "_ _"], F
 def remark_4_1(X: Tokens, WQ: Query, WK: Query, WV: Value, Y: Outputs) -> tuple[Blocks, Blocks]:
     """Outer and functional Hessian of linear attention, A = X W_Q W_Kᵀ Xᵀ/√d_K, without a mask. As printed, keys added.
 
-    Σ = XᵀX/L, Ω = Xᵀ(F − Y)/L. Under a mask Σ differs from token to token: `curvlens.calculus.attention` has it.
+    Σ = XᵀX/L, Ω = Xᵀ(F − Y)/L. With a mask Σ differs between tokens: use `curvlens.calculus.attention`.
     """
     check_matrices(X, WV, Y, WQ=WQ, WK=WK)
     (length, d), d_k, d_v = X.shape, WQ.shape[1], WV.shape[1]

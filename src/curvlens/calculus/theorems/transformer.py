@@ -1,4 +1,4 @@
-"""The spectral bound of attention, LayerNorm over a matrix of tokens and the block behind, as in the second paper.
+"""The second paper: the spectral bound of attention, LayerNorm over a matrix of tokens, and the feed-forward block.
 
 Row-vec throughout. X is (L, d), C = I − 11ᵀ/d, D = diag(1/s_i), N = D X C the normalised tokens. * is the Khatri–Rao
 product of rows: row i of I * N is e_i ⊗ n_i, and (I * N)ᵀ(I * N) is the block diagonal matrix of the n_i n_iᵀ.
@@ -23,7 +23,7 @@ Square = Float[Tensor, "n n"]
 
 
 def _require_matrix(X: Tensor, scale: Tensor | None = None, **directions: Tensor) -> None:
-    """One sample: X (L, d)."""
+    """Check that X is one sample, (L, d)."""
     require_fit(X, scale, **directions)
     if X.ndim != 2:
         hint = " One token is x[None]." if X.ndim == 1 else " Of several samples, take one at a time."
@@ -46,14 +46,13 @@ def theorem_1(
 ) -> dict[str, float]:
     """The spectral bound of one self-attention layer with the square loss: ‖H‖₂ ≤ M, and one term for each block.
 
-    M is 3 times the largest term, for a symmetric 3 × 3 matrix of numbers from 0 to m has a norm of at most 3 m.
+    M is 3 times the largest term: a symmetric 3 × 3 matrix of numbers from 0 to m has a norm of at most 3 m.
 
-    The theorem is about the layer alone, with a term for every pair of Q, K and V; that much the copy says that was
-    read, in which the formula itself is lost. The terms and M are therefore derived here, from ‖D softmax‖ ≤ 1/2,
-    ‖D² softmax‖ ≤ √6/9 and ‖A‖₂ ≤ √L (`docs/explanation/math.md`, "Bounds"): they hold, and neither confirm nor
-    correct the
-    constants of the print. `curvlens.calculus.bounds.attention` takes the norm of the matrix of the terms, which is
-    never larger than M; a whole block, with norms and skips, has `curvlens.calculus.bounds.block`.
+    The theorem is about the layer alone, with a term for every pair of Q, K and V. Our copy of the paper says so, but
+    the formula itself is missing in it. So the terms and M are derived here, from ‖D softmax‖ ≤ 1/2, ‖D² softmax‖ ≤
+    √6/9 and ‖A‖₂ ≤ √L (`docs/explanation/math.md`, "Bounds"). They are valid, but neither confirm nor correct the
+    printed constants. `curvlens.calculus.bounds.attention` takes the norm of the matrix of the terms, which is never
+    larger than M. For a whole block, with norms and skips, use `curvlens.calculus.bounds.block`.
     """
     check_matrices(X, WV, target, WQ=WQ, WK=WK)
     L, d_V, d_K = X.shape[0], WV.shape[1], WQ.shape[1]
@@ -80,8 +79,8 @@ def theorem_1(
 def theorem_2(X: Tokens, scale: Float[Tensor, " d"] | None = None, *, eps: float = 1e-5) -> Square:
     """The Jacobian of LayerNorm, (I ⊗ diag γ)(D ⊗ C − (I * N)ᵀ D (I * N)/d).
 
-    The term with N comes from the derivative of D: without it, as in code that is about, the Jacobian of a random token
-    is off by tens of percent.
+    The term with N comes from the derivative of D. Without it, as in some published code, the Jacobian of a random
+    token is wrong by tens of percent.
     """
     _require_matrix(X, scale)
     n, inverse, c = _parts(X, eps)
@@ -91,10 +90,10 @@ def theorem_2(X: Tokens, scale: Float[Tensor, " d"] | None = None, *, eps: float
 
 
 def theorem_3(X: Tokens, grad: Tokens, scale: Float[Tensor, " d"] | None = None, *, eps: float = 1e-5) -> Square:
-    """The second derivative of LayerNorm contracted with a gradient G behind it, over all tokens.
+    """The second derivative of LayerNorm contracted with a gradient G of its output, over all tokens.
 
     −[(I * P)ᵀ D² (I * N) + (I * N)ᵀ D² (I * P) + Θ D² ⊗ C − (3/d)(I * N)ᵀ Θ D² (I * N)]/d with P = (G diag γ) C and Θ =
-    diag(p_i · n_i). Block diagonal: LayerNorm couples the entries of a token, and no two tokens.
+    diag(p_i · n_i). It is block diagonal: LayerNorm couples the entries of one token, but not different tokens.
     """
     _require_matrix(X, scale, grad=grad)
     n, inverse, c = _parts(X, eps)
@@ -108,7 +107,7 @@ def theorem_3(X: Tokens, grad: Tokens, scale: Float[Tensor, " d"] | None = None,
 
 
 def lemma_1(Z: Float[Tensor, "l m"]) -> Float[Tensor, "n n"]:
-    """The Jacobian of a ReLU, diag(vec(Z > 0)). Its second derivative is zero but on the kink, where there is none."""
+    """The Jacobian of a ReLU, diag(vec(Z > 0)). Its second derivative is zero, and does not exist at the kink."""
     return (Z > 0).to(Z.dtype).reshape(-1).diag()
 
 
