@@ -13,6 +13,7 @@ from typing import Any
 
 from curvlens.errors import CurvlensError
 from curvlens.report.charts import Chart, Curve, Heat, Panel, Slope
+from curvlens.report.compact import compact
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours, which people with any colour vision can tell apart."""
@@ -20,7 +21,7 @@ MARKERS = "os^Dv<>"
 GREY = "#777777"
 MARK = "curvlens"
 """Who made it, in every file."""
-_SOURCE = Path(__file__)
+_SOURCES = (Path(__file__), Path(__file__).with_name("compact.py"))
 _STYLE: Any = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -44,7 +45,8 @@ def fingerprint(chart: Chart) -> str:
         library = version("matplotlib")
     except PackageNotFoundError:
         library = "none"  # which `draw` tells of
-    return sha256("\0".join((repr(chart), _SOURCE.read_text(encoding="utf-8"), library)).encode()).hexdigest()
+    sources = (source.read_text(encoding="utf-8") for source in _SOURCES)
+    return sha256("\0".join((repr(chart), *sources, library)).encode()).hexdigest()
 
 
 def draw(chart: Chart) -> dict[str, bytes]:
@@ -78,7 +80,7 @@ def draw(chart: Chart) -> dict[str, bytes]:
         svg, png = BytesIO(), BytesIO()
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": MARK})
         figure.savefig(png, format="png", dpi=130, metadata={"Software": MARK})
-    return {f"{chart.name}.svg": svg.getvalue(), f"{chart.name}.png": png.getvalue()}
+    return {f"{chart.name}.svg": compact(svg.getvalue()), f"{chart.name}.png": png.getvalue()}
 
 
 def _panel(axes: Any, panel: Panel) -> None:
