@@ -147,9 +147,9 @@ def test_the_gauss_newton_matrix_at_the_top() -> None:
     ("parts", "said", "told"),
     [
         ({"a": True, "b": True}, "holds", ""),
-        ({"a": True, "b": None, "c": False}, "holds when", " Undecided: b. Not so: c."),
+        ({"a": True, "b": None, "c": False}, "holds when", " Undecided: b. Refuted: c."),
         ({"a": False, "b": False}, "does not hold", ""),
-        ({"a": False, "b": None}, "undecided", " Undecided: b. Not so: a."),
+        ({"a": False, "b": None}, "undecided", " Undecided: b. Refuted: a."),
         ({"a": None, "b": None}, "undecided", ""),
         ({}, "undecided", ""),
     ],

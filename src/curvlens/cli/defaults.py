@@ -1,8 +1,8 @@
-"""What the command line says in its help: nothing here imports torch, so that help comes at once."""
+"""Defaults that the help shows. Nothing here imports torch, so `--help` is fast."""
 
 from typing import Literal
 
 TOKENS, SEQUENCES = 64, 4
-"""How long sequences of a text are, and how many, if nothing is said."""
+"""Default length and number of the sequences of a text."""
 Sort = Literal["order", "trace", "share", "frobenius", "top"]
 """How the rows of a profile are sorted."""

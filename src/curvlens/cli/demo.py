@@ -58,7 +58,7 @@ def run_demo(*, steps: int, sequences: int, samples: int, seed: int) -> None:
 
 
 def train(model: GPT, steps: int, progress: Progress) -> None:
-    """Some seconds of Adam on fresh sums."""
+    """Train with Adam for some seconds, on new additions in every step."""
     task = progress.add_task("training", total=steps)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(steps, 1))
@@ -91,7 +91,7 @@ def overview(problem: Problem, samples: int, progress: Progress) -> tuple[Render
 
 
 def follow(progress: Progress, task: TaskID, description: str) -> Callable[[int, int | None], None]:
-    """The bar of one search after the other."""
+    """A callback that shows each search in the same progress bar."""
 
     def told(done: int, total: int | None) -> None:
         progress.update(task, description=description, completed=done, total=total)
@@ -126,7 +126,7 @@ def by_block(problem: Problem, samples: int, progress: Progress) -> list[Rendera
 def table(
     quantity: str, blocks: list[str], letters: Iterable[str], cells: Mapping[tuple[str, str, str], str]
 ) -> RenderableType:
-    """One row a block, one column an operator."""
+    """A table with one row per block and one column per operator."""
     letters = tuple(letters)
     rows = ((name, *(cells[quantity, name, letter] for letter in letters)) for name in blocks)
     return tables.table(("block", *letters), rows, title=f"{quantity} by layer and role", numbers=letters)

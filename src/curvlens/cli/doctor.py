@@ -1,4 +1,4 @@
-"""``curvlens doctor``: look at a problem, or a Hugging Face model on a text: what would make results wrong?"""
+"""``curvlens doctor``: check a problem, or a Hugging Face model on a text, for what would make results wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from curvlens.report.terminal.tables import findings
 
 
 def show_findings(target: str, text: Path | None, *, tokens: int | None, sequences: int | None) -> bool:
-    """Print what the doctor finds; whether there is no error."""
+    """Print the findings of the doctor. Returns whether there is no error."""
     made = posed(target, text, tokens=tokens, sequences=sequences)
     report = doctor(made) if isinstance(made, Problem) else doctor(*made)
     _show(report)

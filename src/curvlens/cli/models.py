@@ -1,4 +1,4 @@
-"""From what a user types to a model: a Hugging Face folder, name or type, or a function in a Python file."""
+"""Load the model that a user names: a Hugging Face folder, name or type, or a function in a Python file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def skeleton(target: str) -> nn.Module | Problem:
             return made[0]  # (model, data, loss), as the doctor takes it
         if not isinstance(made, nn.Module):
             raise CurvlensError(
-                f"{target} gave {a_kind(made)}, expected a torch.nn.Module, a curvlens.Problem or a tuple "
+                f"{target} returned {a_kind(made)}, expected a torch.nn.Module, a curvlens.Problem or a tuple "
                 "(model, data, loss)."
             )
         return made
@@ -38,7 +38,7 @@ def skeleton(target: str) -> nn.Module | Problem:
 
 
 def with_weights(target: str) -> tuple[nn.Module, Any]:
-    """A language model of Hugging Face with its weights, and its tokenizer; no code of the model's is run."""
+    """A Hugging Face language model with its weights, and its tokenizer. No code from the model's folder is run."""
     transformers = _transformers()
     other = "For other models write a function that returns (model, data, loss), and give file.py:function."
     try:
@@ -56,7 +56,7 @@ def with_weights(target: str) -> tuple[nn.Module, Any]:
             f"{target!r} has no tokenizer that can be loaded: {first_line(error)} {_TOKENIZER}"
         ) from error
     if not words:  # transformers makes up an empty one of the model's type
-        raise CurvlensError(f"{target!r} has no tokenizer, or one that knows no word. {_TOKENIZER}")
+        raise CurvlensError(f"{target!r} has no tokenizer, or one with an empty vocabulary. {_TOKENIZER}")
     return model.eval(), tokenizer
 
 

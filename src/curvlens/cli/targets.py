@@ -1,4 +1,4 @@
-"""From what a user types to a problem: own code that gives one, or a Hugging Face model on a text."""
+"""Load the problem that a user names: own code that returns one, or a Hugging Face model on a text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def posed(target: str, text: Path | None, *, tokens: int | None, sequences: int 
             raise CurvlensError(f"{option} is for Hugging Face models. {target} brings its own data.")
         return _checked(from_code(target), target)
     if text is None:
-        raise CurvlensError("A Hugging Face model needs a text to be looked at on: --text file.txt.")
+        raise CurvlensError("A Hugging Face model needs a text. Give one: --text file.txt.")
     if not text.is_file():
         raise CurvlensError(f"There is no file {str(text)!r}.")
     model, tokenizer = with_weights(target)
@@ -45,7 +45,7 @@ def _checked(made: Any, target: str) -> Posed:
     if isinstance(made, Problem) or (isinstance(made, tuple) and len(made) == 3):
         return made
     raise CurvlensError(
-        f"{target} gave {a_kind(made)}, expected a curvlens.Problem or a tuple (model, data, loss), or a "
+        f"{target} returned {a_kind(made)}, expected a curvlens.Problem or a tuple (model, data, loss), or a "
         "function that returns one."
     )
 

@@ -27,7 +27,7 @@ def compact(svg: bytes) -> bytes:
     """
     Tree.register_namespace("", _SVG)
     Tree.register_namespace("xlink", _LINK)
-    root = Tree.fromstring(svg)  # noqa: S314 - our own drawing, not a file from elsewhere
+    root = Tree.fromstring(svg)  # our own drawing, never a file of others
     for parent in root.iter():
         for child in [each for each in parent if each.tag == f"{{{_SVG}}}metadata"]:
             parent.remove(child)
@@ -78,7 +78,11 @@ def _join_letters(text: Tree.Element) -> None:
     joined: list[Tree.Element] = []
     for each in text:
         before = joined[-1] if joined else None
-        if before is None or any(before.get(key) != each.get(key) for key in ("y", "style")) or len(each.text or "") != 1:
+        if (
+            before is None
+            or any(before.get(key) != each.get(key) for key in ("y", "style"))
+            or len(each.text or "") != 1
+        ):
             joined.append(each)
         elif len(before.text or "") == len(before.get("x", "").split()):  # a place for every letter so far
             before.text = f"{before.text}{each.text}"

@@ -20,7 +20,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "os^Dv<>"
 GREY = "#777777"
 MARK = "curvlens"
-"""Who made it, in every file."""
+"""The creator, in every PNG file."""
 _SOURCES = (Path(__file__), Path(__file__).with_name("compact.py"))
 _STYLE: Any = {
     "font.size": 9,
@@ -40,11 +40,11 @@ _STYLE: Any = {
 
 
 def fingerprint(chart: Chart) -> str:
-    """Of all that the files of a chart depend on: as long as it is the same, they need not be drawn again."""
+    """A digest of everything that the files of a chart depend on. If it is unchanged, they are not drawn again."""
     try:
         library = version("matplotlib")
     except PackageNotFoundError:
-        library = "none"  # which `draw` tells of
+        library = "none"  # `draw` raises the error
     sources = (source.read_text(encoding="utf-8") for source in _SOURCES)
     return sha256("\0".join((repr(chart), *sources, library)).encode()).hexdigest()
 
@@ -56,9 +56,7 @@ def draw(chart: Chart) -> dict[str, bytes]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise CurvlensError(
-            "Figures need matplotlib: install curvlens with its extra 'papers', in a clone by pip install '.[papers]'."
-        ) from error
+        raise CurvlensError("Figures need matplotlib. In a clone, install it with: pip install '.[papers]'.") from error
     with matplotlib.rc_context(_STYLE):
         count = len(chart.panels)
         across = min(chart.columns, count)
@@ -118,7 +116,7 @@ def _legend(axes: Any, **place: Any) -> None:
 
 
 def _hides(axes: Any) -> bool:
-    """Whether the legend lies over a curve, a band or a bar: matplotlib's best place may do so, and knows no bands."""
+    """Whether the legend hides a curve, a band or a bar: matplotlib's "best" place ignores bands."""
     box = axes.get_legend().get_window_extent()
     lines = [line.get_transform().transform_path(line.get_path()) for line in axes.lines if line.get_color() != GREY]
     areas = [band.get_transform().transform_path(path) for band in axes.collections for path in band.get_paths()]
@@ -176,7 +174,7 @@ def _curve(axes: Any, curve: Curve, panel: Panel) -> None:
 
 
 def _shown(value: float, scale: str) -> float:
-    """A gap where a logarithmic axis has no place."""
+    """NaN, which leaves a gap, for values that a logarithmic axis cannot show."""
     return math.nan if scale == "log" and not value > 0 else value
 
 
