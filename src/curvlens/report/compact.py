@@ -151,7 +151,7 @@ def _flatten(element: Tree.Element) -> None:
 
 def _name_styles(root: Tree.Element) -> None:
     """One rule for each style that is used more than once, and a class where it is used."""
-    uses = Counter(element.get("style") for element in root.iter() if element.get("style"))
+    uses = Counter(style for element in root.iter() if (style := element.get("style")))
     names = dict(zip((style for style, times in uses.most_common() if times > 1), _letters("s"), strict=False))
     for element in root.iter():
         if element.get("style") in names:
