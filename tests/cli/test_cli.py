@@ -77,7 +77,7 @@ def test_blocks_of_own_code(script: Path) -> None:
     for name in ("model", "sick", "healthy"):  # a model, a tuple that begins with one, a problem of one
         result = run("blocks", f"{script}:{name}", "--by", "layer")
         assert result.exit_code == 0, result.output
-        assert "one block a parameter" in result.output
+        assert "one block per parameter" in result.output
         assert "0.weight" in result.output
 
 
@@ -110,7 +110,7 @@ def test_blocks_of_a_problem_are_its_own(tmp_path: Path) -> None:
     assert "attn" not in chosen.output
     refused = run("blocks", f"{path}:whole", "--heads", "2")
     assert refused.exit_code == 1
-    assert "say it in the Problem: Problem(..., heads=2)" in " ".join(refused.output.split())
+    assert "give it to the Problem: Problem(..., heads=2)" in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_blocks_of_a_problem_are_its_own(tmp_path: Path) -> None:
         (("blocks", "nothing.py:model"), "There is no file 'nothing.py'"),
         (("blocks", "no.such.module:model"), "No module named 'no'"),
         (("blocks", "{script}:modle"), "Did you mean 'model'"),
-        (("blocks", "{script}:number"), "gave an int, expected a torch.nn.Module"),
-        (("blocks", "{script}"), "which of its names is meant?"),
-        (("doctor", "{script}"), "which of its names is meant?"),
+        (("blocks", "{script}:number"), "returned an int, expected a torch.nn.Module"),
+        (("blocks", "{script}"), "is a file without a name in it"),
+        (("doctor", "{script}"), "is a file without a name in it"),
         (("blocks", "{script}:needy"), "needs arguments (size)"),
         (("doctor", "{script}:needy"), "needs arguments (size)"),
         (("doctor", "{script}:number"), "expected a curvlens.Problem"),

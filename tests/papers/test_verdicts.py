@@ -147,9 +147,9 @@ def test_the_gauss_newton_matrix_at_the_top() -> None:
     ("parts", "said", "told"),
     [
         ({"a": True, "b": True}, "holds", ""),
-        ({"a": True, "b": None, "c": False}, "holds when", " Undecided: b. Not so: c."),
+        ({"a": True, "b": None, "c": False}, "holds when", " Undecided: b. Refuted: c."),
         ({"a": False, "b": False}, "does not hold", ""),
-        ({"a": False, "b": None}, "undecided", " Undecided: b. Not so: a."),
+        ({"a": False, "b": None}, "undecided", " Undecided: b. Refuted: a."),
         ({"a": None, "b": None}, "undecided", ""),
         ({}, "undecided", ""),
     ],
@@ -210,7 +210,7 @@ def test_the_bound_is_judged_by_attention_alone(attention: Sequence[float], othe
     assert finding.verdict == said
     if said == "holds when":
         assert finding.regime == "σ = 0.01, σ = 0.1"
-    assert "our text of the source has not" in finding.measured
+    assert "our text of the source lacks them" in finding.measured
 
 
 def test_a_bound_of_blocks_that_fails_is_told_beside() -> None:
@@ -253,7 +253,7 @@ def test_growth_with_depth(pre: float, post: float, none: float, said: str) -> N
     finding = found("depth", "depth-growth", make, 5)
     assert finding.verdict == said
     assert ("slower growth with Pre-LN than with Post-LN" in finding.regime) == (said == "holds when" and pre < post)
-    assert ("the remedy is not so" in finding.regime) == (said == "holds when" and pre > post)
+    assert ("the remedy does not hold" in finding.regime) == (said == "holds when" and pre > post)
     assert verdict("depth", "depth-growth", make, seeds=1) == "undecided"
 
 
@@ -402,7 +402,7 @@ def test_how_often_chance_makes_a_difference() -> None:
     near = Comparison(Reference("b", "", 0.0, 0.6, "own"), Number("b", 0.1, 0.8))
     assert far.chance == pytest.approx(0.0455, abs=1e-4)
     assert differences([far, near]) == [
-        "the gap: if both ± are errors of samples, two samples are so far apart by chance in 4.6 % of all cases."
+        "the gap: if both ± are sampling errors, two samples are this far apart by chance in 4.6 % of all cases."
     ]
 
 

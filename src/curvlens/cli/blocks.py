@@ -15,15 +15,15 @@ from curvlens.report.terminal import tables
 
 
 def show_blocks(target: str, by: By, heads: int | None = None) -> None:
-    """Print the blocks of the model that is named."""
+    """Print the blocks of a model."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CurvlensWarning)  # an unknown architecture is told below the table
         made = skeleton(target)
         if isinstance(made, Problem):
             if heads is not None:
                 raise CurvlensError(
-                    f"--heads {heads} was given, and {target} gives a Problem, which has its own blocks. Leave --heads "
-                    f"out, and say it in the Problem: Problem(..., heads={heads})."
+                    f"--heads {heads} was given, but {target} returns a Problem, which has its own blocks. Leave "
+                    f"--heads out, and give it to the Problem: Problem(..., heads={heads})."
                 )
             blocks = made.blocks.by(by)
         else:
@@ -34,7 +34,7 @@ def show_blocks(target: str, by: By, heads: int | None = None) -> None:
 
 
 def table(blocks: Blocks) -> RenderableType:
-    """One row a block."""
+    """A table with one row per block."""
     return tables.table(
         ("block", "numbers", "heads", "is"),
         (_row(block) for block in blocks.values()),
@@ -60,7 +60,7 @@ def _summary(blocks: Blocks) -> str:
     if blocks.family is None:
         text = f"{text} The architecture is not known"
         one_each = len(blocks) == len(blocks.order)
-        return f"{text}: one block a parameter. Name your own with Problem(blocks=…)." if one_each else f"{text}."
+        return f"{text}: one block per parameter. Name your own with Problem(blocks=…)." if one_each else f"{text}."
     if blocks.unmapped:
         return f"{text} Not named by the family: {', '.join(blocks.unmapped)}."
     return text

@@ -1,4 +1,4 @@
-"""A user's own code: what ``file.py:name`` or ``package.module:name`` is. This runs that code."""
+"""Load ``file.py:name`` or ``package.module:name`` of a user. This runs that code."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LARGEST = 16 << 20
 
 
 def is_code(target: str) -> bool:
-    """Whether ``file.py:name`` or ``package.module:name`` is meant; ``file.py`` alone lacks the name."""
+    """Whether the target is ``file.py:name`` or ``package.module:name``. ``file.py`` alone is an error."""
     if target.endswith(".py"):
         raise CurvlensError(
-            f"{target!r} is a file; which of its names is meant? Give {target}:name, as in {target}:make_model."
+            f"{target!r} is a file without a name in it. Give {target}:name, as in {target}:make_model."
         )
     return ":" in target and not Path(target).exists()
 
@@ -60,8 +60,8 @@ def from_code(target: str) -> Any:
     needed = _needed(made)
     if needed:
         raise CurvlensError(
-            f"{target} needs arguments ({', '.join(needed)}), and there is nothing to give it. Give the name of a "
-            "function without arguments, as in def make(): return model, data, loss."
+            f"{target} needs arguments ({', '.join(needed)}). Give the name of a function without arguments, "
+            " as in def make(): return model, data, loss."
         )
     with _blamed(target):
         return made()
@@ -109,7 +109,7 @@ def _look_first_in(folder: Path) -> None:
 
 @contextmanager
 def _blamed(target: str) -> Iterator[None]:
-    """An error in a user's own code, with the place where it was raised."""
+    """Convert an error in a user's own code to a CurvlensError with its line."""
     try:
         yield
     except CurvlensError:
@@ -117,7 +117,7 @@ def _blamed(target: str) -> Iterator[None]:
     except SystemExit as error:
         where = _line(error, target)
         raise CurvlensError(
-            f"{target} ended the program: {where}sys.exit({error.code!r}). Put what a script does below "
+            f"{target} ended the program: {where}sys.exit({error.code!r}). Move script code below "
             "`if __name__ == '__main__':`."
         ) from error
     except Exception as error:
@@ -127,14 +127,14 @@ def _blamed(target: str) -> Iterator[None]:
 
 
 def _line(error: BaseException, target: str) -> str:
-    """Where in the user's file an error was raised; empty if it was not there."""
+    """The line of the user's file in which an error was raised, or an empty text."""
     file = str(Path(target.rpartition(":")[0]).resolve())
     own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"line {own[-1]}: " if own else ""
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a message; its kind, if it has none."""
+    """The first line of a message, or the type of an error without a message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

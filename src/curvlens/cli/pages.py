@@ -1,4 +1,4 @@
-"""What `curvlens reproduce` writes: pages, numbers and figures, a folder for each effort; never over others' files."""
+"""The files of `curvlens reproduce`: pages, numbers and figures, in a folder per effort. Overwrites only own files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from curvlens.study import Record, Study, table
 
 TABLE = "table.jsonl"
 DRAWN = "drawn.json"
-"""From what the figures beside it were drawn, and what they were then."""
+"""Fingerprints of the charts and of the figures drawn from them."""
 PAGES = ("index.html", "verdicts.md", "summary.json")
 LARGEST = 256 << 20
-"""Bytes of a figure or of the list of them."""
+"""Largest size of a figure or of the list of figures, in bytes."""
 FIX = "Move it away, or give another folder with --results."
 
 
@@ -37,7 +37,7 @@ class Pages:
         self._figures = self._folder / "figures"
 
     def check(self) -> None:
-        """Files of others in the place of ours are told before anything long is computed."""
+        """Raise an error if a file of ours cannot be written, before anything long is computed."""
         nearest = next(folder for folder in (self._folder, *self._folder.parents) if folder.exists())
         if not nearest.is_dir():
             raise CurvlensError(f"{str(nearest)!r} is a file; --results is a folder.")
@@ -47,7 +47,7 @@ class Pages:
             files.require_ours(file, FIX)
 
     def write(self, shown: Sequence[Shown], records: Mapping[str, Record]) -> list[Path]:
-        """Write all of them; which those are that a reader opens."""
+        """Write all files. Returns the tables and pages."""
         pictures = {name: text[text.index("<svg") :] for name, text in self._draw(shown)}
         pages = {
             self._study.folder / TABLE: table(records),
@@ -59,7 +59,7 @@ class Pages:
         return [_write(file, text.encode()) for file, text in pages.items()]
 
     def _draw(self, shown: Sequence[Shown]) -> Iterator[tuple[str, str]]:
-        """Draw all charts that changed since they were drawn last; every name, and its picture as SVG."""
+        """Draw all charts that changed. Yields the name and the SVG of every chart."""
         listed = self._figures / DRAWN
         before = _listed(listed)
         now: dict[str, list[str]] = {}
@@ -79,7 +79,7 @@ def _digest(file: Path) -> str:
 
 
 def _listed(file: Path) -> dict[str, list[str]]:
-    """What is known of the figures that are there; nothing, if that cannot be read."""
+    """The list of drawn figures; empty if it cannot be read."""
     try:
         found: dict[str, list[str]] = files.parse(files.read(file, LARGEST))["drawn"]
     except (OSError, ValueError, LookupError, TypeError, CurvlensError):
@@ -88,7 +88,7 @@ def _listed(file: Path) -> dict[str, list[str]]:
 
 
 def _summary(shown: Sequence[Shown], effort: Effort) -> dict[str, object]:
-    """All that the pages say, as numbers and texts."""
+    """The content of the pages, as numbers and texts."""
     return {"settings": effort.name} | {
         each.experiment.name: {
             "title": each.experiment.title,
@@ -109,12 +109,12 @@ def _summary(shown: Sequence[Shown], effort: Effort) -> dict[str, object]:
 
 
 def _write(file: Path, content: bytes) -> Path:
-    """Write a file as a whole, or leave the old one."""
+    """Write a whole file, or keep the old one."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         return files.write(file, content, seal=file.suffix, fix=FIX)
     except OSError as error:
         raise CurvlensError(
-            f"{str(file)!r} cannot be written: {error.strerror}. What is measured is kept: `curvlens reproduce "
-            "verdicts` writes the pages anew."
+            f"{str(file)!r} cannot be written: {error.strerror}. Measured points are kept: `curvlens reproduce "
+            "verdicts` writes the pages again."
         ) from error

@@ -33,13 +33,13 @@ from curvlens.results import Profile, claim
 from curvlens.study.budget import readable_time
 
 EVERY = 10.0
-"""Seconds between two lines about how far it is."""
+"""Seconds between two lines of progress."""
 FIX = "Move it away, or choose another name."
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be computed, of what."""
+    """What to compute, and for which target."""
 
     options: Options
     samples: int
@@ -50,14 +50,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Files:
-    """Where the result is written to."""
+    """The files to write the result to."""
 
     out: Path | None = None
     html: Path | None = None
     csv: Path | None = None
 
     def check(self) -> None:
-        """What cannot be written is told before anything long is computed."""
+        """Raise an error if a file cannot be written, before anything long is computed."""
         if self.out is not None:
             _require_room(claim(self.out))
         for option, file in (("--html", self.html), ("--csv", self.csv)):
@@ -68,7 +68,7 @@ class Files:
         seen: dict[Path, str] = {}
         for option, file in named:
             if file is not None and (other := seen.setdefault(file.resolve(), option)) != option:
-                raise CurvlensError(f"{other} and {option} both name {str(file)!r}. Give each a file of its own.")
+                raise CurvlensError(f"{other} and {option} both name {str(file)!r}. Give each option its own file.")
 
     def write(self, found: Profile) -> Iterator[Path]:
         """Write them, one after the other."""
@@ -161,7 +161,7 @@ class _Lines:
 
 @contextmanager
 def _warnings_told() -> Iterator[list[str]]:
-    """Our warnings as a list of texts, for lines without a traceback's place; not those that are in a note."""
+    """Collect our warnings as texts, to print without file and line. Leaves out those that the note contains."""
     told: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", CurvlensWarning)
@@ -179,7 +179,7 @@ def _warnings_told() -> Iterator[list[str]]:
 
 
 def _show(found: Profile, view: View, console: Console) -> None:
-    """Header, table, and what has to be known to read it."""
+    """Print the header, the table and the notes."""
     rows = lines(found, view)
     table = fitting(rows, console)
     if not console.is_terminal:
@@ -193,7 +193,7 @@ def _show(found: Profile, view: View, console: Console) -> None:
 
 
 def _require_room(file: Path) -> None:
-    """A file has to have a folder that can be written to."""
+    """Raise an error if the folder of a file cannot be written to."""
     folder = file.parent
     if not folder.is_dir():
         raise CurvlensError(f"{str(file)!r} cannot be written: there is no folder {str(folder)!r}. Make it first.")
@@ -206,7 +206,7 @@ def _require_room(file: Path) -> None:
 
 
 def _claim(option: str, file: Path) -> None:
-    """A file that is written over has to be one of ours."""
+    """Raise an error if an existing file is not one of ours."""
     if file.is_dir() or str(file) in ("", "."):
         raise CurvlensError(f"{option} {str(file)!r} is a folder, expected a file such as profile.{option[2:]}.")
     disk.require_ours(file, FIX, kind=f".{option[2:]}")

@@ -24,12 +24,12 @@ from curvlens.study import Study, StudyProgress
 from curvlens.study.budget import readable_time
 
 QUIET = 30.0
-"""Seconds between lines where there is no terminal for a bar."""
+"""Seconds between lines of progress if the output is not a terminal."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be done."""
+    """The options of one call of the command."""
 
     names: Sequence[str]
     effort: Effort
@@ -41,12 +41,12 @@ class Wanted:
     def of(
         cls, names: Sequence[str], quick: bool, seeds: int | None, results: Path, jobs: int | None, set_aside: bool
     ) -> Wanted:
-        """What the options of the command mean."""
+        """Options as they are typed, with defaults filled in."""
         return cls(names, Effort(quick, seeds), results, jobs or cores(), set_aside)
 
 
 def show_experiments(wanted: Wanted) -> None:
-    """List the experiments, or measure some and write what they show."""
+    """List the experiments, or measure some and write their pages."""
     study = Study(wanted.results)
     console = Console()
     if wanted.set_aside:
@@ -61,12 +61,12 @@ def show_experiments(wanted: Wanted) -> None:
         _measure(chosen, wanted, study)
     except KeyboardInterrupt:
         left = len(missing(chosen, wanted.effort, study))
-        _stopped(f"with {left} points left. What is measured is kept in {wanted.results}; the same command goes on.")
+        _stopped(f"with {left} points left. Measured points are in {wanted.results}; run the same command to continue.")
         raise
     try:
         _show(chosen, wanted, study, pages, console)
     except KeyboardInterrupt:
-        _stopped(f"while pages were written. All points are kept in {wanted.results}; the same command writes them.")
+        _stopped(f"while writing pages. All points are in {wanted.results}; run the same command to write the pages.")
         raise
 
 
@@ -75,7 +75,7 @@ def _stopped(text: str) -> None:
 
 
 def _show(chosen: Sequence[Experiment], wanted: Wanted, study: Study, pages: Pages, console: Console) -> None:
-    """Judge and draw all that is complete, and tell of what was chosen."""
+    """Judge and draw all complete experiments, and print the chosen ones."""
     told = Console(stderr=True)
     if not told.is_terminal:
         told.print("judging and drawing", highlight=False)
@@ -104,7 +104,7 @@ def _nothing(wanted: Wanted) -> str:
 
 
 def cores() -> int:
-    """How many processes this one may have."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -116,7 +116,9 @@ def _chosen(names: Sequence[str]) -> list[Experiment]:
             raise CurvlensError(f"There is no experiment {name[:60]!r}. {hint} `curvlens reproduce` alone lists them.")
     if "verdicts" in names:
         if len(names) > 1:
-            raise CurvlensError("'verdicts' writes the page from what is stored; give it alone.")
+            raise CurvlensError(
+                "'verdicts' writes the page from stored points. Give it alone: curvlens reproduce verdicts."
+            )
         return []
     return list(EXPERIMENTS) if "all" in names else [named(name) for name in dict.fromkeys(names)]
 
@@ -132,8 +134,8 @@ def _list(wanted: Wanted, study: Study, console: Console) -> None:
     shown = tables.table(titles, rows, options=folding, box=None, pad_edge=False, header_style="bold")
     console.print(shown)
     console.print(
-        "\ncurvlens reproduce NAME … measures and draws some, all of them with 'all'; --quick takes minutes. "
-        "'verdicts' writes the page anew.",
+        "\ncurvlens reproduce NAME … measures and draws some; 'all' takes all of them; --quick takes minutes. "
+        "'verdicts' writes the page again from stored points.",
         soft_wrap=True,
     )
 
@@ -166,7 +168,7 @@ def _measure(chosen: Sequence[Experiment], wanted: Wanted, study: Study) -> None
 
 
 def _shown(experiment: Experiment, effort: Effort, study: Study) -> Shown | None:
-    """The report of an experiment that has all its points."""
+    """The report of an experiment with all its points, or None."""
     records = measured(experiment, effort, study)
     if not records or len(records) < len(experiment.points(effort)):
         return None
@@ -200,6 +202,6 @@ def _tell(shown: Sequence[Shown], console: Console) -> None:
 
 
 def _set_aside(study: Study, console: Console) -> None:
-    """Move files away that cannot be read."""
+    """Move unreadable files away."""
     for file in study.set_aside(dict.fromkeys(each.stored_as for each in EXPERIMENTS)):
         console.print(f"moved away: {printable(str(file))}", highlight=False, markup=False, soft_wrap=True)

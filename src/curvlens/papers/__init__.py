@@ -1,7 +1,7 @@
-"""The papers' figures, tables and claims, measured: one command each, results kept.
+"""The papers' figures, tables and claims, measured: one command each, results are kept.
 
-An experiment is a file in the folder of its source, `first_paper`, `slides` or `full_block`, and a line of the
-`EXPERIMENTS` there; a claim is one of `CLAIMS`: that is all there is to adding one.
+To add an experiment, add a file to the folder of its source, `first_paper`, `slides` or `full_block`, and a line to the
+`EXPERIMENTS` there. To add a claim, add it to `CLAIMS`.
 """
 
 from curvlens.errors import CurvlensError, nearest
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def named(name: str) -> Experiment:
-    """The experiment of a name."""
+    """The experiment with this name."""
     for experiment in EXPERIMENTS:
         if experiment.name == name:
             return experiment

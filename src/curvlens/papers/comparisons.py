@@ -1,4 +1,4 @@
-"""Which of two is larger, as far as the repeats can tell."""
+"""Compare two numbers over repeats: which is larger, or undecided."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from curvlens.papers.experiment import Number
 from curvlens.papers.sweeps import mean
 
 DOMINATES = 2.0
-"""A part dominates another if it is so many times as large."""
+"""How many times as large a part must be to dominate another."""
 ROUNDING = 1e-10
-"""Relative to what is beside it, below this a number is zero but for rounding."""
+"""Relative to the number it is compared with; anything below counts as zero, up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Ratio:
     low: float
     high: float
     count: int
-    """Repeats; one alone has no interval, and decides nothing."""
+    """The number of repeats. A single repeat has no interval and decides nothing."""
 
     def above(self, bound: float = 1.0) -> bool | None:
         """Whether it is larger; None if the interval does not tell."""
@@ -43,7 +43,7 @@ class Ratio:
 
 
 def seeds(count: int) -> str:
-    """So many of them, in words.
+    """A number of seeds, in words.
 
     >>> seeds(1), seeds(3)
     ('1 seed', '3 seeds')
@@ -52,7 +52,7 @@ def seeds(count: int) -> str:
 
 
 def undecided(holds: bool | None, count: int) -> str:
-    """A sentence for what so many repeats cannot tell, and none for what they can."""
+    """A sentence if the repeats are too few to decide, otherwise an empty text."""
     return f" This cannot be told with {seeds(count)}." if holds is None else ""
 
 

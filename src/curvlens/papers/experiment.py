@@ -1,4 +1,4 @@
-"""What an experiment is: points to measure, how one is measured, and what is made of the measurements.
+"""An experiment: points to measure, a function that measures one, and a function that reports them.
 
 A point is a unit of a study whose kind is the name of the experiment.
 """
@@ -24,11 +24,11 @@ class Effort:
     quick: bool = False
     """Small settings: minutes for everything on two cores."""
     seeds: int | None = None
-    """Repeats, in the place of the experiment's own number."""
+    """Number of repeats, instead of the experiment's own."""
 
     @property
     def name(self) -> str:
-        """What the pages of this effort are kept under.
+        """The folder name for the pages of this effort.
 
         >>> Effort().name, Effort(quick=True, seeds=3).name
         ('full', 'quick-3-seeds')
@@ -42,38 +42,38 @@ class Effort:
 
 @dataclass(frozen=True)
 class Number:
-    """A measured number beside the one it is to agree with."""
+    """A measured number that has a reference."""
 
     name: str
     """As in the table of reference numbers."""
     value: float
     error: float
-    """Half of the 95 % interval over the repeats; 0 where it is exact, infinite for one repeat."""
+    """Half of the 95 % interval over the repeats; 0 if exact, infinite for one repeat."""
     window: tuple[float, float] | None = None
-    """Of a slope: the first and the last σ that it was fitted to."""
+    """For a slope: the first and the last σ of the fit."""
     width: int | None = None
-    """Of the networks that it was measured on, where it matters."""
+    """Width of the measured networks, if it matters."""
     spread: float | None = None
-    """Of a mean: the standard deviation of one repeat."""
+    """For a mean: the standard deviation of one repeat."""
 
 
 def at_width(records: Sequence[Record], numbers: Iterable[Number]) -> tuple[Number, ...]:
-    """Numbers with the width of the networks that they were measured on."""
+    """The numbers with the width of their networks."""
     return tuple(replace(each, width=records[0].config["width"]) for each in numbers)
 
 
 @dataclass(frozen=True)
 class Law:
-    """A power law that was fitted where the curve is one, beside the predicted one."""
+    """A fitted power law and its prediction."""
 
     name: str
     predicted: float | None
-    """None where there is no prediction."""
+    """None if there is no prediction."""
     slope: float
     interval: tuple[float, float]
     """95 %, over the repeats."""
     window: tuple[float, float]
-    """Between which σ the local slopes agree."""
+    """The range of σ in which the local slopes agree."""
     steepest: float
     flattest: float
     """The largest and the smallest local slope of the whole curve."""
@@ -88,7 +88,7 @@ class Report:
     numbers: tuple[Number, ...] = ()
     laws: tuple[Law, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader has to know of the data: points that overflowed, and the like."""
+    """Notes on the data for the reader, such as points that overflowed."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,16 @@ class Experiment:
     name: str
     title: str
     source: str
-    """Where in which paper it is."""
+    """The paper, and the place in it."""
     points: Callable[[Effort], Sequence[Config]]
     measure: Callable[[Config], Mapping[str, Any]]
-    """A point's numbers, from its configuration alone; a function at the top of a module."""
+    """The numbers of a point, from its configuration alone. Must be a module-level function."""
     report: Callable[[Sequence[Record]], Report]
-    """Of the points of one effort, in their order."""
+    """The report on the points of one effort, in their order."""
     revision: int = 1
-    """Goes up when `measure` gives other numbers for the same configuration."""
+    """Raise it when `measure` gives other numbers for the same configuration."""
     data: str | None = None
-    """The experiment whose points this one shows as well; it has none of its own."""
+    """The name of the experiment whose points this one uses instead of its own."""
 
     @property
     def stored_as(self) -> str:
@@ -124,12 +124,12 @@ class Experiment:
 
 
 def missing(experiments: Sequence[Experiment], effort: Effort, study: Study) -> list[Unit]:
-    """Points that are not stored yet, those of shared data once."""
+    """Points that are not stored yet. Shared points are listed once."""
     return study.missing(unit for experiment in experiments for unit in experiment.units(effort))
 
 
 def measured(experiment: Experiment, effort: Effort, study: Study) -> list[Record]:
-    """The stored points of an effort, in their order; those that are missing are left out."""
+    """The stored points of an effort, in their order, without those that are missing."""
     known = study.records(experiment.stored_as)
     return [known[unit.key] for unit in experiment.units(effort) if unit.key in known]
 
@@ -142,7 +142,7 @@ def run(
     jobs: int = 1,
     progress: Callable[[StudyProgress], None] | None = None,
 ) -> int:
-    """Measure and store all missing points, with one thread each; how many those were."""
+    """Measure and store all missing points, with one thread each. Returns their number."""
     units = [unit for experiment in experiments for unit in experiment.units(effort)]
     work = {each.stored_as: partial(_point, each.measure) for each in reversed(experiments)}
     return studies.run(study, units, work, jobs=jobs, progress=progress).done

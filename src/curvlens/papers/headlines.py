@@ -1,7 +1,7 @@
-"""Which one number of a finding stands beside its verdict, and what it is.
+"""Select the one number of a finding that is shown beside its verdict, with its label.
 
-A number is cut out of the text of the finding, by the words around it: no number is typed in here. Where the words are
-not there, as in quick settings, no number is shown.
+The number is taken from the text of the finding by the words around it; no number is typed in here. If the words are
+missing, as in quick settings, no number is shown.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ HEADLINES = {
     "heads": ("entries of H_f left, most heads", "not zero … #; ‖H_f‖/‖H_o‖"),
     "low-rank-value": ("of ‖H_f‖, 1 head", "at most # (heads: 1)"),
     "low-rank-moment": ("power of M1", "to the power # for factors"),
-    "one-rate": ("condition, one a matrix over one for all", "over one for all #,"),
+    "one-rate": ("condition, one per matrix over one for all", "over one for all #,"),
     "scalar-bulk": ("outside, d_K = 8", "d_K = 8: … outside in #,"),
     "scalar-condition": ("times larger, d_K = 2", "d_K = 2: #;"),
     "ggn-top": ("apart, scalar attention, residual 0.1", "scalar attention: #,"),
@@ -71,7 +71,7 @@ HEADLINES = {
     "training-phases": ("times as fast at first", "a random walk has 1: #;"),
     "diagonal": ("of its row, attention, Pre-LN", "attention #,"),
 }
-"""By claim: what the number is, and the words around it: # is the number, … any words."""
+"""For each claim: the label of the number, and the words around it. # is the number, … any words."""
 
 
 def headline(finding: Finding) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The verdict page as one HTML file, in the frame of all pages."""
+"""The verdict page as one HTML file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TONES: dict[str, Tone] = {
 
 
 def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) -> str:
-    """All of it as one file that needs no other: ``pictures`` are the SVGs by the names of their charts."""
+    """The whole page as one self-contained file. ``pictures`` are the SVGs by the names of their charts."""
     found = findings(shown)
     claims = [_claim(claim, *found.get(claim.name, (None, None))) for claim in CLAIMS]
     return Page(

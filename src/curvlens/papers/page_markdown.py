@@ -1,4 +1,4 @@
-"""The verdict page as Markdown: one line a claim, with its details in a fold that GitHub and the documentation open."""
+"""The verdict page as Markdown: one line per claim, with details in a fold that GitHub and the documentation open."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ MARK = "<!-- written by curvlens reproduce -->"
 
 
 def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") -> str:
-    """One page: verdicts, numbers, figures. ``figures`` is where those are, seen from the page."""
+    """One page: verdicts, numbers, figures. ``figures`` is the path of the figures, relative to the page."""
     found = findings(shown)
     sources = "; ".join(f"{name}: {text}" for name, text in CITED.items()) + "."
     lines = [
         MARK,
         f"# {TITLE}",
         "",
-        "Every claim of *What does it mean to be a Transformer?*, of the slides on it, of *Closing the curvature "
-        "gap* and of the article on the full block that can be measured, and what the measurements say. The page is "
-        f"written by `curvlens reproduce`, from stored results. {effort_told(effort)} {counts(shown)}",
+        "This page lists every measurable claim of *What does it mean to be a Transformer?*, of the slides on it, of "
+        "*Closing the curvature gap* and of the article on the full block, with what was measured. `curvlens "
+        f"reproduce` writes it from stored results. {effort_told(effort)} {counts(shown)}",
         "",
         *_fold("Words on this page", [WORDS.replace("*", "")]),
         *_fold("Sources", [sources]),
         "",
         "## Verdicts",
         "",
-        "One line a claim: the sentence, the verdict, one number, the figure. Open a line for all numbers.",
+        "One line per claim: the sentence, the verdict, one number, the figure. Open a line for all numbers.",
         "",
     ]
     for claim in CLAIMS:
@@ -71,7 +71,7 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
 
 
 def _claim(claim: Claim, finding: Finding | None, by: Shown | None) -> list[str]:
-    """A line with a fold. HTML throughout: Markdown inside of a fold needs an extension that not all have."""
+    """A line with a fold. It is all HTML: Markdown inside a fold needs an extension that not all renderers have."""
     if finding is None or by is None:
         return _fold(claim.statement, [f"From: {claim.source}."], f" <b>{unseen(claim)}</b>")
     name = escape(by.experiment.name)

@@ -1,4 +1,4 @@
-"""Numbers that the experiments are to agree with, and where they come from."""
+"""Reference numbers for the experiments, and their sources."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Outcome = Literal[
     "other width, not comparable",
 ]
 COARSE = 3.0
-"""A number whose error is so many times the reference's agrees with too much to agree."""
+"""If our error is more than this many times the reference's, there are too few seeds to tell."""
 USUAL = 1.959964
 """Standard errors in half of a 95 % interval."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A number from elsewhere."""
+    """A number from another source."""
 
     name: str
     what: str
@@ -37,11 +37,11 @@ class Reference:
     """Half of a 95 % interval, of a range, or of the last digit; or a standard error."""
     source: str
     width: int | None = None
-    """Of the networks that it is for; None where it is the same for all, as a power is."""
+    """Width of its networks; None if it is the same for all widths, such as a power."""
     standard: bool = False
     """Whether the error is a standard error."""
     networks: int | None = None
-    """How many it is a mean over, where that is known."""
+    """The number of networks it is a mean over, if known."""
 
     @property
     def half(self) -> float:
@@ -51,27 +51,27 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A measured number beside it."""
+    """A reference and the measured number."""
 
     reference: Reference
     measured: Number
 
     @property
     def error(self) -> float:
-        """Of the difference: both errors are 95 %, and independent, so that their squares add up."""
+        """The error of the difference: both errors are 95 % and independent, so their squares add."""
         return math.hypot(self.reference.half, self.measured.error)
 
     @property
     def apart(self) -> float:
-        """How far apart the two are, in parts of what their errors allow."""
+        """The difference, divided by its error."""
         difference = abs(self.measured.value - self.reference.value)
         return difference / self.error if self.error else math.inf if difference else 0.0
 
     @property
     def sampling(self) -> float | None:
-        """Half of the 95 % interval of a mean over as many networks as the reference has, if they scatter as ours do.
+        """Half of the 95 % interval of a mean over as many networks as the reference has, with the scatter of ours.
 
-        A small sample's own ± is uncertain itself; the scatter of many networks is not.
+        The ± of a small sample is itself uncertain; the scatter of many networks is not.
         """
         if self.reference.networks is None or self.measured.spread is None:
             return None
@@ -93,7 +93,7 @@ class Comparison:
 
     @property
     def outcome(self) -> Outcome:
-        """What the two say of each other."""
+        """The result of the comparison, in words."""
         if self.reference.width not in (None, self.measured.width):
             return "other width, not comparable"
         if self.apart > 1 + 1e-9:
@@ -110,15 +110,15 @@ def _content() -> dict[str, Any]:
 
 @cache
 def references() -> tuple[tuple[Reference, ...], dict[str, str]]:
-    """All of them, and what their sources are."""
+    """All references, and their sources by name."""
     return tuple(Reference(**entry) for entry in _content()["numbers"]), dict(_content()["sources"])
 
 
 def explanations(comparisons: Sequence[Comparison]) -> list[str]:
-    """A sentence for each number that only the reference's sample keeps from agreeing: how large its error is."""
+    """A sentence for each number that agrees within the sampling error of the reference: how large that error is."""
     return [
         f"{each.reference.what}: the reference is a mean over about {each.reference.networks} networks, which scatter "
-        f"by {each.measured.spread:.2f}, so that such means have ± {each.sampling:.3f}; with our ± "
+        f"by {each.measured.spread:.2f}, so such means have ± {each.sampling:.3f}; with our ± "
         f"{each.measured.error:.3f} the two may be {math.hypot(each.sampling, each.measured.error):.3f} apart, and are "
         f"{abs(each.measured.value - each.reference.value):.3f}."
         for each in comparisons
@@ -127,9 +127,9 @@ def explanations(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def differences(comparisons: Sequence[Comparison]) -> list[str]:
-    """A sentence for each number that differs: how often chance alone would bring that about."""
+    """A sentence for each number that differs: how often this happens by chance."""
     return [
-        f"{each.reference.what}: if both ± are errors of samples, two samples are so far apart by chance in "
+        f"{each.reference.what}: if both ± are sampling errors, two samples are this far apart by chance in "
         f"{100 * each.chance:.2g} % of all cases."
         for each in comparisons
         if each.outcome == "differs"
@@ -137,6 +137,6 @@ def differences(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def compared(numbers: Sequence[Number]) -> list[Comparison]:
-    """What was measured beside what it is to agree with."""
+    """Each reference that was measured, with its number."""
     measured = {number.name: number for number in numbers}
     return [Comparison(each, measured[each.name]) for each in references()[0] if each.name in measured]

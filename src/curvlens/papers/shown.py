@@ -30,32 +30,32 @@ class Shown:
 
     @classmethod
     def over(cls, experiment: Experiment, report: Report, records: Sequence[Record]) -> Shown:
-        """With what it rests on."""
+        """An experiment with its report, and the numbers of points and seeds."""
         return cls(experiment, report, len(records), len({record.config["seed"] for record in records}))
 
     @property
     def about(self) -> str:
-        """Title, source and what it rests on."""
+        """Title, source, and numbers of points and seeds."""
         rests = f"{self.points} points, {counted(self.seeds)}"
         return f"{self.experiment.title} ({self.experiment.source}; {rests})."
 
 
 def findings(shown: Sequence[Shown]) -> dict[str, tuple[Finding, Shown]]:
-    """The finding on each claim, and where it is from."""
+    """The finding on each claim, and its experiment."""
     return {finding.claim: (finding, each) for each in shown for finding in each.report.findings}
 
 
 def effort_told(effort: Effort) -> str:
-    """How much was computed."""
+    """The settings of the run, as a sentence."""
     own = "" if effort.seeds is None else f", {effort.seeds} seeds"
     if effort.quick:
-        models = "small models but for the published networks"
-        return f"Quick settings: {models}{own or ', few seeds'}. At full size verdicts may be others."
+        models = "small models, except for the published networks"
+        return f"Quick settings: {models}{own or ', few seeds'}. At full size verdicts may differ."
     return f"Full settings{own}."
 
 
 def unseen(claim: Claim) -> str:
-    """What a claim is that no finding is shown for."""
+    """The status of a claim without a finding."""
     return "open" if claim.open else "not measured"
 
 
@@ -73,21 +73,21 @@ def comparisons(shown: Sequence[Shown]) -> list[Comparison]:
 
 
 def remarks(shown: Sequence[Shown]) -> list[tuple[str, str]]:
-    """On single comparisons, by what they are about."""
+    """Remarks on single comparisons: (kind, sentence)."""
     found = comparisons(shown)
     kinds = (("Within its sampling error", explanations(found)), ("Differs", differences(found)))
     return [(kind, text) for kind, texts in kinds for text in texts]
 
 
 def sources_told() -> str:
-    """How numbers are compared, and where the references are from."""
+    """How numbers are compared, and the sources of the references."""
     sources = references()[1]
     return (
-        "± is half of a 95 % interval; without ± a number is exact. Two numbers differ if they are farther apart "
-        "than both ± together, added as squares, as one row in twenty would by chance if all rows were independent and "
-        "all ± such intervals (many are ranges or rounding); the difference is given in parts of that. They are "
-        "within the reference's sampling error if they would not differ with the ± that a mean over as many networks "
-        "as the reference has, and which scatter as ours do, would have in its place. If they do not "
+        "± is half of a 95 % interval; a number without ± is exact. Two numbers differ if their difference is larger "
+        "than its error, the root of the sum of both ± squared. The table has the difference over this error. If all "
+        "rows were independent and all ± 95 % intervals (many are ranges or rounding), one row in twenty would differ "
+        "by chance. A number is within the reference's sampling error if the difference disappears once the reference "
+        "gets the ± of a mean over its number of networks, with the scatter of ours. If two numbers do not "
         f"differ, but our ± is more than {COARSE:g} times the reference's, there are too few seeds to tell. Of several "
         "slopes the one farthest from the prediction is shown, with its own ±. In brackets: the first and the last σ "
         "of a fit. "
@@ -126,7 +126,7 @@ def with_error(value: float, error: float) -> str:
 
 LAWS = (
     "Slopes in the widest range of σ in which local slopes agree to 0.05, with the 95 % interval over the seeds. "
-    "Where that range is narrow, the curve is no power law."
+    "If that range is narrow, the curve is not a power law."
 )
 
 
@@ -143,15 +143,14 @@ def law_cells(law: Law) -> tuple[str, ...]:
 
 
 WORDS = (
-    "*Holds* is what is so wherever it was measured; *holds when* is what is so for a part of what is claimed, some of "
-    "the blocks or at least a decade of the range, and says which; *does not hold* is what is so for no part of it; "
-    "*undecided* is what holds for no part, as far as the seeds can tell, and may for some; *open* what no experiment "
-    "bears on yet. H is the Hessian of the loss, H_o its "
-    "outer (Gauss–Newton) part and H_f = H − H_o its functional part; H(Q) or H(Q,Q) is the block of W_Q, H(V,Q) that "
-    "of two weights; norms are Frobenius norms unless they are called spectral. T-outer and T-functional part are the "
-    "same split made at the scores T. σ is the standard deviation of the embeddings. Attention is even where all "
-    "weights are equal; a matrix is hollow where its diagonal blocks are zero. A local slope is that between "
-    "neighbouring points of a curve in log-log axes; “in a seed” means in pairs of the same draws. Curves over σ are "
-    "geometric means over the seeds. Bands are 95 % intervals of the mean over the seeds, or the range of fewer than "
-    "five seeds, unless a caption says otherwise."
+    "*Holds*: the claim holds wherever it was measured. *Holds when*: it holds for a part, some of the blocks or at "
+    "least a decade of the range; the finding says which. *Does not hold*: it is refuted for every part. *Undecided*: "
+    "it holds for no part, but for some the seeds are too few to tell. *Open*: no experiment measures it yet. H is the "
+    "Hessian of the loss, H_o its outer (Gauss–Newton) part and H_f = H − H_o its functional part. H(Q) or H(Q,Q) is "
+    "the block of W_Q, H(V,Q) the block of two weights. Norms are Frobenius norms unless they are called spectral. "
+    "The T-outer and T-functional parts are the same split made at the scores T. σ is the standard deviation of the "
+    "embeddings. Attention is even if all weights are equal. A matrix is hollow if its diagonal blocks are zero. A "
+    "local slope is the slope between neighbouring points of a curve in log-log axes. “In a seed” means in pairs of "
+    "the same draws. Curves over σ are geometric means over the seeds. Bands are 95 % intervals of the mean over the "
+    "seeds, or the range if there are fewer than five seeds, unless a caption says otherwise."
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["holds", "holds when", "does not hold", "undecided"]
-"""Undecided is what the repeats cannot tell. Claims on which no experiment bears are open."""
+"""Undecided: the repeats are too few to tell. Claims that no experiment measures are open."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Claim:
     statement: str
     source: str
     open: bool = False
-    """Whether no experiment bears on it yet."""
+    """Whether no experiment measures it yet."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Finding:
 
 
 def judged(claim: str, measured: str, *, holds: bool | None, when: str = "") -> Finding:
-    """It holds; if not, where `when` says; if that is nowhere, not at all. None is what the repeats cannot decide.
+    """The finding on a claim. ``holds=None`` means undecided; ``when`` says where it holds if not everywhere.
 
     >>> judged("a", "", holds=False, when="σ ≤ 1").verdict, judged("a", "", holds=True, when="σ ≤ 1").regime
     ('holds when', '')
@@ -48,7 +48,7 @@ def judged(claim: str, measured: str, *, holds: bool | None, when: str = "") -> 
 
 
 def all_of(parts: Iterable[bool | None]) -> bool | None:
-    """Whether all hold; None if that cannot be told.
+    """Whether all parts hold; None if undecided.
 
     >>> all_of([True, True]), all_of([True, None]), all_of([None, False]), all_of([])
     (True, None, False, None)
@@ -58,20 +58,20 @@ def all_of(parts: Iterable[bool | None]) -> bool | None:
 
 
 def judged_parts(claim: str, measured: str, parts: Mapping[str, bool | None]) -> Finding:
-    """A claim of several parts, each under words that say where it is: all hold, some do, none does, or it is open.
+    """The finding on a claim of several named parts.
 
-    It does not hold only if every part is seen not to. Parts that the repeats cannot decide are named.
+    It holds if all parts hold, holds when some do, and does not hold if all are refuted. Undecided parts are named.
 
     >>> judged_parts("a", "", {"the query": True, "the value": False}).regime
     'the query'
     >>> mixed = judged_parts("a", "1 and 2.", {"the query": None, "the value": False})
     >>> mixed.verdict, mixed.measured
-    ('undecided', '1 and 2. Undecided: the query. Not so: the value.')
+    ('undecided', '1 and 2. Undecided: the query. Refuted: the value.')
     """
     true, false, unknown = ([name for name, holds in parts.items() if holds is each] for each in (True, False, None))
     if parts and len(true) == len(parts):
         return judged(claim, measured, holds=True)
     if unknown and len(unknown) < len(parts):
         measured += f" Undecided: {'; '.join(unknown)}."
-        measured += f" Not so: {'; '.join(false)}." if false else ""
+        measured += f" Refuted: {'; '.join(false)}." if false else ""
     return judged(claim, measured, holds=False if parts and len(false) == len(parts) else None, when="; ".join(true))

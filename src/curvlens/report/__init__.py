@@ -1,4 +1,4 @@
-"""Pictures of results: a result in, a chart, a table for the terminal, or one page that needs nothing else out."""
+"""Pictures of results: charts, tables for the terminal, and self-contained HTML pages."""
 
 from curvlens.report.plots import plot
 from curvlens.report.profile_page import icicle

@@ -1,4 +1,4 @@
-"""What a page carries besides its HTML: data, scripts and styles, each once, and the policy that allows no others."""
+"""Data, scripts and styles of a page, each once, and the policy that allows no others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from curvlens.errors import CurvlensError
 
 SCHEMA = 1
-"""Of the data block of a page; goes up when a name or a meaning in it changes."""
+"""Version of the data block of a page. Raise it when a name or a meaning in it changes."""
 
 
 class Assets:
@@ -23,17 +23,17 @@ class Assets:
         self._vega = False
 
     def keep(self, kind: str, value: Any) -> int:
-        """Put a value into the data of the page; which one of its kind it is."""
+        """Put a value into the data of the page. Returns its index among values of its kind."""
         self._data.setdefault(kind, []).append(value)
         return len(self._data[kind]) - 1
 
     def needs(self, *names: str) -> None:
-        """Take ``.css`` and ``.js`` files of this folder into the page."""
+        """Add ``.css`` and ``.js`` files of this folder to the page."""
         for name in names:
             self._named[name.endswith(".js")].setdefault(name, asset(name))
 
     def needs_vega(self) -> None:
-        """Take Vega into the page, 0.9 MB."""
+        """Add Vega to the page, 0.9 MB."""
         self._vega = True
         self.needs("charts.js")
 
@@ -44,19 +44,19 @@ class Assets:
 
     @property
     def scripts(self) -> list[str]:
-        """All scripts, Vega first: ours are one."""
+        """All scripts: Vega first, then ours as one script."""
         ours = "".join(f"{{\n{text}}}\n" for text in self._named[1].values())
         return [*([vega()] if self._vega else []), f'"use strict";\n{ours}']
 
     def data(self, **about: Any) -> str:
-        """The data of the page as JSON that no text can end: inside a script element only "<" could."""
+        """The data of the page as JSON. "<" is escaped, since it could end the script element."""
         document = {"schema": SCHEMA, "generator": "curvlens", **about, **self._data}
-        # All but ASCII is escaped as well, so that half a surrogate is no trouble.
+        # Everything except ASCII is escaped too, so lone surrogates can be written.
         said = json.dumps(document, allow_nan=False, separators=(",", ":"))
         return said.replace("<", "\\u003c")
 
     def policy(self) -> str:
-        """Allow the scripts and styles of this page by their hashes, images that it holds itself, and no request."""
+        """Allow the scripts and styles of this page by their hashes, embedded images, and no request."""
         scripts = " ".join(map(_hash, self.scripts))
         return (
             f"default-src 'none'; script-src {scripts}; style-src {_hash(self.style)}; img-src data:; "

@@ -1,4 +1,4 @@
-"""What is to be drawn, as plain numbers: a chart is a row of panels with curves, or with a matrix."""
+"""Charts as plain numbers: a chart is a row of panels with curves, or with a matrix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Curve:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     colour: int = 0
-    """Place in the palette."""
+    """Index into the palette."""
     style: Literal["solid", "dashed", "dotted", "steps", "bars"] = "solid"
     marker: bool = True
 
@@ -30,9 +30,9 @@ class Slope:
 
     power: float
     x: tuple[float, float]
-    """From where to where it is drawn."""
+    """First and last x of the line."""
     at: tuple[float, float]
-    """A point that it goes through."""
+    """A point on the line."""
     label: str = ""
 
 
@@ -54,7 +54,7 @@ class Panel:
     """Places and names on the x axis."""
     legend: bool = True
     note: str = ""
-    """Said in the place of axes: a panel with a note has no curves, and keeps its place in the rows."""
+    """A text instead of axes. A panel with a note has no curves, but keeps its place in the row."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Heat:
     matrix: Sequence[Sequence[float]]
     title: str = ""
     label: str = ""
-    """Of the colours."""
+    """The range of the colours."""
     groups: Sequence[str] = ()
     """Equal parts of rows and columns, in order."""
     limits: tuple[float, float] | None = None
@@ -75,9 +75,9 @@ class Chart:
     """A figure."""
 
     name: str
-    """Of its files."""
+    """The name of its files."""
     title: str
     caption: str
     panels: Sequence[Panel | Heat] = field(default=())
     columns: int = 2
-    """Panels beside each other, at most."""
+    """The largest number of panels in a row."""

@@ -19,16 +19,16 @@ Tone = Literal["", "strong", "em", "code", "faint", "good", "warn", "bad"]
 
 
 def text(words: object) -> str:
-    """Any text as HTML; what a browser would obey or not show is written out."""
+    """Any text as HTML. Markup, control and invisible characters are escaped."""
     said = printable_lines(str(words))
     return escape(said.encode(errors="backslashreplace").decode())
 
 
 class Content(Protocol):
-    """Something that a section shows. New kinds of content need this method and nothing else."""
+    """Something that a section shows. A new kind of content needs only this method."""
 
     def html(self, assets: Assets) -> str:
-        """Its HTML; what it needs besides goes into ``assets``."""
+        """Its HTML. Data, scripts and styles go into ``assets``."""
         ...
 
 
@@ -50,7 +50,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it is shown, with its error in a lighter tone; ``value`` is what it is sorted and copied by."""
+    """A number with its error in a lighter tone. ``value`` is used for sorting and copying."""
 
     shown: str
     error: str = ""
@@ -105,7 +105,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; numbers are at the right. Columns of one ``group`` share a heading above theirs."""
+    """A column of a table. Numbers are right-aligned. Columns of one ``group`` share a heading above."""
 
     title: str
     numbers: bool = False
@@ -122,7 +122,7 @@ class Table:
     """For whoever does not see it."""
 
     def html(self, assets: Assets) -> str:
-        """The table; without a script it is a table all the same."""
+        """The table. It can be read without scripts."""
         grouped = any(column.group for column in self.columns)
         heads = "".join(self._head(column) for column in self.columns)
         above = f'<tr class="groups">{self._groups()}</tr>' if grouped else ""
@@ -161,7 +161,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Svg:
-    """A picture that was drawn before. It is an image of the page, so nothing in it can run or collide."""
+    """A finished picture. It is embedded as an image, so its scripts cannot run and its ids cannot collide."""
 
     picture: str
     alt: str
@@ -195,7 +195,7 @@ class VegaChart:
 
 @dataclass(frozen=True)
 class Fold:
-    """Details behind one line, which a link to ``id`` opens. ``aside`` stands at the end of the line."""
+    """Details that open on a click on one line, or by a link to ``id``. ``aside`` is at the end of the line."""
 
     summary: Words
     body: Sequence[Content]

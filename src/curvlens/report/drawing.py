@@ -13,14 +13,15 @@ from typing import Any
 
 from curvlens.errors import CurvlensError
 from curvlens.report.charts import Chart, Curve, Heat, Panel, Slope
+from curvlens.report.compact import compact
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours, which people with any colour vision can tell apart."""
 MARKERS = "os^Dv<>"
 GREY = "#777777"
 MARK = "curvlens"
-"""Who made it, in every file."""
-_SOURCE = Path(__file__)
+"""The creator, in every PNG file."""
+_SOURCES = (Path(__file__), Path(__file__).with_name("compact.py"))
 _STYLE: Any = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -39,12 +40,13 @@ _STYLE: Any = {
 
 
 def fingerprint(chart: Chart) -> str:
-    """Of all that the files of a chart depend on: as long as it is the same, they need not be drawn again."""
+    """A digest of everything that the files of a chart depend on. If it is unchanged, they are not drawn again."""
     try:
         library = version("matplotlib")
     except PackageNotFoundError:
-        library = "none"  # which `draw` tells of
-    return sha256("\0".join((repr(chart), _SOURCE.read_text(encoding="utf-8"), library)).encode()).hexdigest()
+        library = "none"  # `draw` raises the error
+    sources = (source.read_text(encoding="utf-8") for source in _SOURCES)
+    return sha256("\0".join((repr(chart), *sources, library)).encode()).hexdigest()
 
 
 def draw(chart: Chart) -> dict[str, bytes]:
@@ -54,9 +56,7 @@ def draw(chart: Chart) -> dict[str, bytes]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise CurvlensError(
-            "Figures need matplotlib: install curvlens with its extra 'papers', in a clone by pip install '.[papers]'."
-        ) from error
+        raise CurvlensError("Figures need matplotlib. In a clone, install it with: pip install '.[papers]'.") from error
     with matplotlib.rc_context(_STYLE):
         count = len(chart.panels)
         across = min(chart.columns, count)
@@ -78,7 +78,7 @@ def draw(chart: Chart) -> dict[str, bytes]:
         svg, png = BytesIO(), BytesIO()
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": MARK})
         figure.savefig(png, format="png", dpi=130, metadata={"Software": MARK})
-    return {f"{chart.name}.svg": svg.getvalue(), f"{chart.name}.png": png.getvalue()}
+    return {f"{chart.name}.svg": compact(svg.getvalue()), f"{chart.name}.png": png.getvalue()}
 
 
 def _panel(axes: Any, panel: Panel) -> None:
@@ -116,7 +116,7 @@ def _legend(axes: Any, **place: Any) -> None:
 
 
 def _hides(axes: Any) -> bool:
-    """Whether the legend lies over a curve, a band or a bar: matplotlib's best place may do so, and knows no bands."""
+    """Whether the legend hides a curve, a band or a bar: matplotlib's "best" place ignores bands."""
     box = axes.get_legend().get_window_extent()
     lines = [line.get_transform().transform_path(line.get_path()) for line in axes.lines if line.get_color() != GREY]
     areas = [band.get_transform().transform_path(path) for band in axes.collections for path in band.get_paths()]
@@ -174,7 +174,7 @@ def _curve(axes: Any, curve: Curve, panel: Panel) -> None:
 
 
 def _shown(value: float, scale: str) -> float:
-    """A gap where a logarithmic axis has no place."""
+    """NaN, which leaves a gap, for values that a logarithmic axis cannot show."""
     return math.nan if scale == "log" and not value > 0 else value
 
 

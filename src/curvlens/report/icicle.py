@@ -1,4 +1,4 @@
-"""The tree of a profile as an icicle that can be zoomed into: a content of pages."""
+"""The tree of a profile as an icicle chart that you can zoom into."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ QUANTITIES = {
     ),
     "spectral": ("spectral norm", "", ""),
 }
-"""How each is called, its unit, and what is to be seen."""
+"""For each quantity: its name, its unit, and what the chart shows."""
 
 
 @dataclass(frozen=True)
 class Icicle:
-    """The modules of a profile, as tall as what they contribute.
+    """The modules of a profile; the height of each is its contribution.
 
     ``quantity`` is what is shown at first: ``share``, ``trace``, ``top`` or ``frobenius``.
     """
@@ -58,12 +58,15 @@ class Icicle:
             raise CurvlensError(f"Expected a profile, as cl.profile(problem) returns it, got {a_kind(profile)}.")
         known = _known(profile)
         if quantity == "top" and quantity not in known:
-            raise CurvlensError("The profile has no contributions to the largest eigenvalue: make it with top=True.")
+            raise CurvlensError(
+                "The profile has no contributions to the largest eigenvalue. Compute them: "
+                "cl.profile(problem, top=True)."
+            )
         if quantity not in known:
             raise CurvlensError(f"quantity={quantity!r}, expected one of {', '.join(map(repr, known))}.")
 
     def html(self, assets: Assets) -> str:
-        """The places that the script fills."""
+        """Empty elements that the script fills."""
         assets.needs("icicle.css", "icicle.js")
         place = assets.keep("icicles", _data(self.profile, self.quantity, _known(self.profile)))
         return f"""<div class="icicle" data-icicle="{place}">
@@ -90,7 +93,7 @@ def _known(profile: Profile) -> list[str]:
 
 
 def _data(profile: Profile, quantity: str, known: list[str]) -> dict[str, Any]:
-    """What the script draws: rows with parents before children, every number as [value, text, error]."""
+    """The data for the script: rows with parents before children, every number as [value, text, error]."""
     below, rows, todo = profile.tree(), list[dict[str, Any]](), [(profile[""], -1)]
     while todo:
         row, parent = todo.pop()
@@ -117,11 +120,11 @@ def _number(estimate: Estimate, name: str) -> tuple[float | None, str, str]:
 
 
 def short(estimate: Estimate, factor: float = 1.0, digits: int = 4) -> tuple[str, str]:
-    """Value and error, with the sign that the legend has."""
+    """Value and error, with the sign as in the legend."""
     value, error = estimate.short(factor, digits)
     return value.replace("-", "−"), error.replace("-", "−")
 
 
 def factor_of(name: str) -> float:
-    """What a number is multiplied by to have its unit."""
+    """The factor that converts a number to its unit."""
     return 100.0 if QUANTITIES[name][1] else 1.0

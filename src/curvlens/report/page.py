@@ -17,22 +17,22 @@ from curvlens.report.assets import Assets
 from curvlens.report.content import Content, Facts, Fold, Prose, Words, line, text
 
 FEW = 3
-"""Sections whose contents fit into one line; those of more are beside the page, where there is room."""
+"""Number of sections whose links fit into one line. With more, the contents are beside the page."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page that its contents name. ``#id`` is a link to it."""
+    """A part of a page, listed in the contents. ``#id`` links to it."""
 
     id: str
     title: str
     lead: Words = ""
-    """One sentence that says what is to be seen."""
+    """One sentence that says what the section shows."""
     body: Sequence[Content] = ()
     folded: bool = False
 
     def html(self, assets: Assets) -> str:
-        """A section; a folded one is opened by a link to it."""
+        """A section. A link to it opens a folded one."""
         lead = Prose(self.lead, "faint").html(assets) if self.lead else ""
         inner = lead + "".join(content.html(assets) for content in self.body)
         head = f'<h2 id="{text(self.id)}-title">{text(self.title)}</h2>'
@@ -53,10 +53,10 @@ class Page:
     lead: Sequence[Content] = ()
     """Below the title, before all sections."""
     banner: Words = ""
-    """What a reader has to know first, such as that data is not complete."""
+    """A notice at the top, such as incomplete data."""
     provenance: Mapping[str, object] = field(default_factory=dict)
     filtered: str = ""
-    """What the filter looks through, such as "claims"; without it there is no filter."""
+    """What the filter searches, such as "claims". If empty, there is no filter."""
 
     def html(self) -> str:
         """The page. The same contents give the same bytes."""
@@ -99,7 +99,7 @@ class Page:
 """
 
     def _width(self) -> str:
-        """One section needs no heading beside the title, and many are listed beside the page."""
+        """The class of the page: a single section needs no heading, and many sections are listed beside the page."""
         return "single" if len(self.sections) < 2 else "wide" if len(self.sections) > FEW else "few"
 
     def _contents(self) -> str:

@@ -84,7 +84,7 @@ def _lower(records: Sequence[Record]) -> Finding:
         "deep-lower",
         "Of all pairs of neighbouring layers at σ ≤ 1 (of H_f(V), below the top) the earlier one has the smaller block "
         f"in {', '.join(f'{n / max(1, of):.0%} ({name}: {n} of {of})' for name, (n, of) in shares.items())}; "
-        f"{MOST:.0%} are asked for.",
+        f"the claim needs {MOST:.0%}.",
         {name: n >= MOST * of for name, (n, of) in shares.items() if of},
     )
 
@@ -140,7 +140,7 @@ def _top(records: Sequence[Record]) -> Finding:
     return judged_parts(
         "deep-top",
         f"Slopes of the top layer for σ from {window[0]:.3g} to {window[-1]:.3g} at depths "
-        f"{', '.join(map(str, depths(records)))}: {'; '.join(texts)}. Closely is within {CLOSELY:g}; depth 1 "
+        f"{', '.join(map(str, depths(records)))}: {'; '.join(texts)}. Closely means within {CLOSELY:g}; depth 1 "
         "is beside them, not judged.",
         parts,
     )
@@ -167,4 +167,4 @@ def _value_functional(records: Sequence[Record]) -> Finding:
             f"; for σ ≤ 0.1 H_f(V) grows with σ^{min(powers):.3f} to σ^{max(powers):.3f}, H_o(V) with "
             f"σ^{min(outer_powers):.3f} to σ^{max(outer_powers):.3f}"
         )
-    return judged_parts("deep-value-functional", f"{text}. Zero is at most {ROUNDING:.0e}.", parts)
+    return judged_parts("deep-value-functional", f"{text}. At most {ROUNDING:.0e} counts as zero.", parts)

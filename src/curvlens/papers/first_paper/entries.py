@@ -20,7 +20,7 @@ from curvlens.study import Config, Record
 
 WIDTH, SIGMA = 16, 0.2
 SIGMAS = (0.05, 0.1, 0.14, 0.2, 0.28, 0.5, 1.0, 2.0)
-"""Sizes of the embeddings at which the claim on entries is asked; the figures have those of size SIGMA."""
+"""Sizes of the embeddings at which the claim on entries is tested; the figures use size SIGMA."""
 EDGES = tuple(-12 + 0.25 * i for i in range(45))
 """Of the histogram of log₁₀ |entry|, from −12 to −1."""
 BLOCKS = ("Q", "K", "V")
@@ -131,7 +131,7 @@ def _apart(records: Sequence[Record], medians: Mapping[str, Number]) -> Finding:
         f"{medians['Q'].error:.2f}, value {medians['V'].value:.2f} ± {medians['V'].error:.2f}. Orders of magnitude by "
         "which the query's is smaller in a seed: "
         + ", ".join(f"{gap.value:.2f} ± {gap.error:.2f} (σ = {sigma:g})" for sigma, gap in gaps.items())
-        + f". About two is from {ABOUT_TWO[0]:g} to {ABOUT_TWO[1]:g}; below 0 the query's entries are the larger ones."
+        + f". About two means {ABOUT_TWO[0]:g} to {ABOUT_TWO[1]:g}; below 0 the query's entries are larger."
         + undecided(all_of(about.values()), len(where(records, sigma=SIGMAS[0]))),
         {f"σ = {sigma:g}": holds for sigma, holds in about.items()},
     )
@@ -179,7 +179,7 @@ def _shifts(soft: Sequence[Record], linear: Sequence[Record]) -> Finding:
         "softmax-query",
         "Softmax moves the median of log₁₀|entry| in a seed by "
         f"{shift['Q'].value:.2f} ± {shift['Q'].error:.2f} (query) and {shift['V'].value:.2f} ± "
-        f"{shift['V'].error:.2f} (value). A change is more than {ORDER:g}, none is within {SAME:g}."
+        f"{shift['V'].error:.2f} (value). More than {ORDER:g} counts as a change, within {SAME:g} as none."
         + undecided(holds, len(both)),
         holds=holds,
     )

@@ -117,7 +117,8 @@ def _even(entropies: Mapping[str, Sweep]) -> Finding:
     sizes = ", ".join(f"{x:g}" for x in next(iter(entropies.values())).x)
     return judged_parts(
         "even-at-start",
-        f"Entropy of attention over its largest value, d_K = {sizes}: {'; '.join(texts)}. Even is from {EVEN:g} on.",
+        f"Entropy of attention over its largest value, d_K = {sizes}: {'; '.join(texts)}. Even means at least "
+        f"{EVEN:g}.",
         parts,
     )
 

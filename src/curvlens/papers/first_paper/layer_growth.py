@@ -140,7 +140,7 @@ def _outer_large(records: Sequence[Record]) -> Finding:
         "outer-large",
         f"At σ = {outer.x[-1]:g}, ‖H_o‖ over ‖H_f‖ divided by the root mean square of the residual: {free} for the "
         f"whole Hessian; blocks: {', '.join(texts)}. With the residual as it is: "
-        f"{ratio(outer.values[:, -1], functional.values[:, -1])} for the whole Hessian. To dominate is to be "
+        f"{ratio(outer.values[:, -1], functional.values[:, -1])} for the whole Hessian. A part dominates if it is "
         f"{DOMINATES:g} times as large.{undecided(holds, free.count)}",
         holds=holds,
         when=f"the blocks {', '.join(dominated)}" if dominated and holds is False else "",

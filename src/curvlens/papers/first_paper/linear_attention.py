@@ -142,9 +142,7 @@ def _depth(records: Sequence[Record]) -> Finding:
         )
     return judged_parts(
         "depth-linear",
-        f"Local slopes of the query, key and value blocks (predicted, to be met within {LOCAL:g}): "
-        + "; ".join(texts)
-        + ".",
+        f"Local slopes of the query, key and value blocks (predicted; tolerance {LOCAL:g}): " + "; ".join(texts) + ".",
         parts,
     )
 

@@ -125,12 +125,12 @@ def report(records: Sequence[Record]) -> Report:
     findings = (
         judged_parts(
             "table-1",
-            f"Powers of σ, to be met within {TOLERANCE:g}. {written('attention')}. {written('mlp')}.",
+            f"Powers of σ, tolerance {TOLERANCE:g}. {written('attention')}. {written('mlp')}.",
             {f"{NETWORKS[case[0]]}, {case[1]} residual": near(*case, powers) for case, powers in PREDICTED.items()},
         ),
         judged_parts(
             "cnn",
-            f"{written('cnn')}. {written('mlp')}. The same is within {TOLERANCE:g}.",
+            f"{written('cnn')}. {written('mlp')}. Within {TOLERANCE:g} counts as the same.",
             {f"{residual} residual": near("cnn", residual, slopes["mlp", residual]) for residual in RESIDUALS},
         ),
         _blocks(where(records, network="attention")),

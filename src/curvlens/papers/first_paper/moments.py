@@ -96,8 +96,8 @@ def _moments(even: Sequence[Record]) -> Finding:
     slopes = {key: line(even, "spread", *key).law(ALIKE).slope for key in POWERS}
     return judged_parts(
         "moments",
-        f"Powers of the tokens' spread with even attention, spread ≤ {ALIKE[1]:g} (predicted, to be met within "
-        f"{TOLERANCE:g}, and the moments that give it: M1 stays, M2 has the power 2, M3 the power 3): "
+        f"Powers of the tokens' spread with even attention, spread ≤ {ALIKE[1]:g} (predicted with a tolerance of "
+        f"{TOLERANCE:g}, and the moments that give it: M1 is constant, M2 has the power 2, M3 the power 3): "
         + ", ".join(
             f"{signed(part, block)} {slope:.3f} ({POWERS[block, part]} by {BY[block, part]})"
             for (block, part), slope in slopes.items()

@@ -112,8 +112,8 @@ def _closer(q: Sweep, v: Sweep, fits: tuple[Number, Number, Number], below: Sequ
         "pre-ln",
         f"One line through σ from {q.x[0]:g} to {q.x[-1]:g}: {of_q.value:.2f} ± {of_q.error:.2f} (Q) and "
         f"{of_v.value:.2f} ± {of_v.error:.2f} (V), a difference of {difference.value:.2f} ± {difference.error:.2f}; "
-        f"much less is at most 1/{MUCH_LESS:g} of the {without} that Equation 5 gives without norms. Local slopes go "
-        f"from {extent(q)} (Q) and {extent(v)} (V), and are {min(apart):.2f} to {max(apart):.2f} apart; "
+        f"much less means at most 1/{MUCH_LESS:g} of the {without} that Equation 5 gives without norms. Local slopes "
+        f"go from {extent(q)} (Q) and {extent(v)} (V), and are {min(apart):.2f} to {max(apart):.2f} apart; "
         + ("all are" if lines else "not all are")
         + f" within {LOCAL:g} of the lines. Where {limit}.",
         holds=all_of((near, returns)) if lines or not near else False,

@@ -143,7 +143,7 @@ def _pairs(records: Sequence[Record]) -> Finding:
     return judged_parts(
         "t-pairs",
         f"Over {len(records)} layers, by automatic differentiation: the eigenvalues sum up in pairs to {pairs:.0e} of "
-        f"the largest, and groups of d_K are equal to {multiple:.0e}; equal is to {ROUNDING:.0e}. "
+        f"the largest, and groups of d_K are equal to {multiple:.0e}; equal means to {ROUNDING:.0e}. "
         f"{_closed_forms(records)}",
         _sizes(records, lambda record: max(record.result["pairs"], record.result["multiple"]) <= ROUNDING),
     )
@@ -168,7 +168,8 @@ def _single(records: Sequence[Record], text: str) -> Finding:
     return judged_parts(
         "single-matrix",
         "The Hessian of W_QK, pulled back through W_Q W_Kᵀ/√d_K, is that of W_Q and W_K without its T-functional part, "
-        f"by automatic differentiation, to {pulled:.0e}; equal is to {ROUNDING:.0e}. {text}. {_closed_forms(records)}",
+        f"by automatic differentiation, to {pulled:.0e}; equal means to {ROUNDING:.0e}. {text}. "
+        f"{_closed_forms(records)}",
         _sizes(records, lambda record: record.result["pulled"] <= ROUNDING),
     )
 

@@ -26,7 +26,7 @@ from curvlens.report.charts import Chart, Curve, Panel
 from curvlens.study import Config, Record
 
 NORMS = {"pre": "Pre-LN", "none": "no norm"}
-RATES = {"one": "one for all", "matrix": "one a matrix", "head": "one a head", "parameter": "one a parameter"}
+RATES = {"one": "one for all", "matrix": "one per matrix", "head": "one per head", "parameter": "one per parameter"}
 ROLES = ("q", "k", "v", "o", "up", "down")
 LAYERS, HEADS, WIDTH, SAMPLES = 2, 2, 8, 16
 HALF = 0.5
@@ -204,13 +204,13 @@ def _suffices(records: Sequence[Record]) -> Finding:
         tell = True if between.value - between.error > HALF else None
         parts |= {
             f"better than one for all with {name}": helps.below(),
-            f"as good as one a parameter with {name}": enough.below(DOMINATES),
+            f"as good as one per parameter with {name}": enough.below(DOMINATES),
             f"matrices homogeneous with {name}": False if between.value + between.error < HALF else tell,
         }
         texts.append(
             f"{name}: "
             + ", ".join(f"{float(each.log().mean().exp()):.3g} ({RATES[rate]})" for rate, each in held.items())
-            + f"; one a matrix over one for all {helps}, over one a parameter {enough}, in the diagonal blocks by "
+            + f"; one per matrix over one for all {helps}, over one per parameter {enough}, in the diagonal blocks by "
             f"themselves {inside}; {between.value:.0%} ± {between.error:.0%} of the variance of the logarithms of "
             f"rows' norms is between matrices; ‖H_bb‖₂ of the largest matrix's block over the smallest's {apart}, of "
             f"a query's or key's heads {ratio(heads, torch.ones_like(heads))}"

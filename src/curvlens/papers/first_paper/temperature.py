@@ -106,7 +106,7 @@ def _temperature(outer: Sweep, functional: Sweep) -> Finding:
         f"For t from {HOT[0]:g} to {HOT[1]:g} the T-outer part falls with t^{outer.law(HOT).slope:.3f} and the "
         f"T-functional part with t^{functional.law(HOT).slope:.3f}; local slopes are within {LOCAL:g} of −2 and −1 for "
         f"{told(where, 't')}. ‖T-outer‖/‖T-functional‖ is {cold} at t = {places[0]:.2g} and {hot} at t = "
-        f"{places[-1]:.2g}; to dominate is to be {DOMINATES:g} times as large.{_between(outer, functional)}"
+        f"{places[-1]:.2g}; a part dominates if it is {DOMINATES:g} times as large.{_between(outer, functional)}"
     )
     if where is not None and where.whole:
         return judged_parts("temperature", text, powers | told_ends)

@@ -114,7 +114,7 @@ def report(records: Sequence[Record]) -> Report:
     curved = {behind: share for behind, share in shares.items() if bool((share.values > 0).any())}
     chart = Chart(
         "value-functional",
-        "The functional part of the value block, by what lies behind attention",
+        "The functional part of the value block, by what follows attention",
         f"‖H_f(V)‖/‖H(V)‖ by automatic differentiation, d = {WIDTH}, cross-entropy of 5-digit addition over "
         f"{SEQUENCES} sequences: mean over the seeds with its 95 % interval. Not drawn, since it is zero: "
         + (", ".join(name for behind, name in BEHIND.items() if behind not in curved) or "none")
@@ -147,7 +147,7 @@ def _zero(records: Sequence[Record], shares: Mapping[str, Sweep], largest: float
     texts, parts = [], {}
     for behind, share in shares.items():
         most = float(share.values.max())
-        parts[f"behind attention {BEHIND[behind]}"] = most <= ROUNDING
+        parts[f"after attention {BEHIND[behind]}"] = most <= ROUNDING
         if most <= ROUNDING:
             texts.append(f"{BEHIND[behind]}: at most {most:.1g}")
             continue
@@ -161,9 +161,9 @@ def _zero(records: Sequence[Record], shares: Mapping[str, Sweep], largest: float
         texts.append(f"{BEHIND[behind]}: {at}, with ‖H_f(V)‖ of σ^{grown.slope:.2f} for σ ≤ {SMALL[1]:g}")
     return judged_parts(
         "value-functional",
-        f"‖H_f(V)‖/‖H(V)‖ by automatic differentiation, by what lies behind attention: {'; '.join(texts)}. Zero is at "
-        f"most {ROUNDING:.0e}. At the width of Figure 3a {PROBES} random directions of each of its networks are mapped "
-        f"to {largest:.1g}. The theorem is of one layer with the loss right behind it.",
+        f"‖H_f(V)‖/‖H(V)‖ by automatic differentiation, by what follows attention: {'; '.join(texts)}. At most "
+        f"{ROUNDING:.0e} counts as zero. At the width of Figure 3a {PROBES} random directions of each of its "
+        f"networks are mapped to {largest:.1g}. The theorem is for one layer followed directly by the loss.",
         parts,
     )
 

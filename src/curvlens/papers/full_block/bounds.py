@@ -115,7 +115,7 @@ def _attention(records: Sequence[Record]) -> Finding:
     broken, beside = _violations(own), _violations(others)
     return judged(
         "bound",
-        "Not judged are the constants that Theorem 1 prints, which our text of the source has not: this is a bound of "
+        "The constants of Theorem 1 are not judged, since our text of the source lacks them: this is a bound of "
         "its form with constants of our own derivation, once from norms alone and once from the data. Attention, "
         f"points with a bound below the truth: {_told(broken, len(own))}. Layers and blocks beside it: "
         f"{_told(beside, len(others))}. Bound over truth, geometric means, smallest and largest over σ: "

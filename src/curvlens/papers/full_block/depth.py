@@ -121,9 +121,9 @@ def _growth(lines: Mapping[str, Sweep]) -> Finding:
     finding = judged_parts("depth-growth", f"{text} A remedy makes it grow more slowly.", grows | slower)
     if True in slower.values():
         return finding
-    told = "cannot be told from these seeds" if None in slower.values() else "is not so"
+    told = "is undecided with these seeds" if None in slower.values() else "does not hold"
     above = {each.above() for found in beside.values() for each in found}
-    larger = " (at equal depth its norm is the larger one, where they can tell)" if above <= {True, None} else ""
+    larger = " (at equal depth its norm is larger wherever this is decided)" if above <= {True, None} else ""
     return replace(finding, regime=f"{finding.regime}; that Pre-LN is the remedy {told}{larger}")
 
 

@@ -87,8 +87,9 @@ def _simple(records: Sequence[Record]) -> Finding:
         "‖H_f‖/‖GGN‖ with ReLU: "
         + ", ".join(f"{BLOCKS[block]} at most {share:.1g}" for block, share in largest.items())
         + f", {BLOCKS['between']} {between.value:.2g} ({between.low:.2g} to {between.high:.2g}); with GELU "
-        f"{BLOCKS['up']} at least {smooth:.2g}. Zero is what is below {HOLLOW:g}; simple is a Hessian whose functional "
-        f"part is zero on the diagonal, other than with GELU, and below {SIMPLE:g} of the Gauss–Newton part beside it."
+        f"{BLOCKS['up']} at least {smooth:.2g}. Below {HOLLOW:g} counts as zero. A Hessian is simple if its "
+        f"functional part is zero on the diagonal, unlike with GELU, and below {SIMPLE:g} of the Gauss–Newton part "
+        "elsewhere."
     )
     when = f"the diagonal blocks {BLOCKS['up']} and {BLOCKS['down']}, not {BLOCKS['between']}" if hollow else ""
     return judged("relu-simple", text, holds=hollow and simple, when=when if simple is False else "")

@@ -85,7 +85,7 @@ def _bounded(line: Sweep) -> Finding:
         f"‖g · ∂²LN‖₂ with ε = {EPS:g} is largest at a spread (standard deviation of the token's entries) of "
         f"{line.x[peak]:.2g}, {over} times its value at a spread of {line.x[unit]:.2g}"
         + (", and falls on both sides." if stops else ", where the measured spreads end.")
-        + f" Bounded is to stay below {BOUNDED:g} times that value."
+        + f" Bounded means below {BOUNDED:g} times that value."
     )
     ends = high == len(middle) - 1
     where = f"of at least {line.x[low]:.2g}" if ends else f"from {line.x[low]:.2g} to {line.x[high]:.2g}"

@@ -147,8 +147,8 @@ def _zero(records: Sequence[Record]) -> Finding:
     return judged_parts(
         "zero-blocks",
         f"Of the {pairs} pairs of parameters at most {zero} have a zero block. The biases of the keys do nothing "
-        f"behind a softmax, whatever the residual connections: without them it is at most {most} pairs, and at least "
-        f"{min(fewest.values())}. Many would be {MANY:.0%} of all pairs, without those biases.",
+        f"before a softmax, for any residual connections: without them it is at most {most} pairs, and at least "
+        f"{min(fewest.values())}. Many means {MANY:.0%} of all pairs, without those biases.",
         {f"after {n:g} steps": few >= MANY * pairs for n, few in fewest.items()},
     )
 
@@ -179,7 +179,7 @@ def _phases(norm: Sweep) -> Finding:
     settled = True if late.above(1 / SETTLED) and late.below(SETTLED) else None
     if late.above(SETTLED) or late.below(1 / SETTLED):
         settled = False
-    faster = "faster at first: per root of the steps, as beside a random walk"
+    faster = "faster at first: per root of the steps, compared with a random walk"
     if rooted.above() and net.above() is not True:
         faster += ", while net changes are not seen to fall"
     return judged_parts("training-phases", text, {faster: rooted.above(), "settled at the end": settled})

@@ -95,8 +95,8 @@ def _outlier(records: Sequence[Record]) -> Finding:
     return judged_parts(
         "outlier-activations",
         f"Without a sink, a first token {factor:g} times as large over one as the others, geometric means over the "
-        f"seeds with their 95 % intervals: bulk {bulk}, largest outlier {top}. Sensitive is what changes more than the "
-        "token.",
+        f"seeds with their 95 % intervals: bulk {bulk}, largest outlier {top}. A number is sensitive if it changes by "
+        "more than the token.",
         {"the bulk": changes(bulk, factor), "the outliers": changes(top, factor)},
     )
 

@@ -86,7 +86,7 @@ def _stretched(top: Sweep, middle: Sweep) -> Finding:
         "sink-gpt",
         "λ_max over the median of |λ| is multiplied, for each unit of bias, by "
         f"{rise}: a line through the logarithms at all biases, geometric mean over the trained models with its 95 % "
-        "interval; one number for all, as each bias alone would have a chance of its own to stand out. With a sink "
+        "interval; one number for all biases, since each bias alone could stand out by chance. With a sink "
         f"over without: {'; '.join(f'bias {sink:g}: {each}' for sink, each in found.items())}. λ_max alone: "
         f"{'; '.join(f'bias {sink:g}: {each}' for sink, each in tops.items())}." + undecided(rise.above(), len(trend)),
         holds=rise.above(),

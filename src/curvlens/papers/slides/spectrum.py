@@ -141,7 +141,7 @@ def _condition(records: Sequence[Record]) -> Finding:
     return judged_parts(
         "scalar-condition",
         f"Condition number at norms of {sizes[-1]:g} over that at {sizes[0]:g}, geometric mean over the seeds with its "
-        f"95 % interval: {'; '.join(texts)}. Sensitive is what changes more than {CONDITION:g} times.",
+        f"95 % interval: {'; '.join(texts)}. Sensitive means a change of more than {CONDITION:g} times.",
         parts,
     )
 
