@@ -79,15 +79,50 @@ def main(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(help="Training steps of the little GPT.", min=0)] = 600,
-    sequences: Annotated[int, typer.Option(help="Sums over which the curvature is taken.", min=1)] = 32,
-    samples: Annotated[int, typer.Option(help="Products spent on each trace and norm of a block.", min=4)] = 32,
-    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the page and the results go.")] = Path("curvlens-demo"),
+    budget: Annotated[str, typer.Option(help="A time, as 1m, or a cost, as '500 gradients'.")] = "45s",
+    seed: Seed = 0,
 ) -> None:
-    """Train a small GPT to add, then print its curvature by layer and role, split into its two parts."""
-    from curvlens.cli.demo import run_demo
+    """Train a small GPT to add, analyse it within a minute, and write the page."""
+    from curvlens.cli.analyze import Wanted, show_analysis
 
-    run_demo(steps=steps, sequences=sequences, samples=samples, seed=seed)
+    _told(lambda: _interruptible(show_analysis(Wanted(Options("demo", seed=seed), out, budget))))
+
+
+@app.command()
+def analyze(
+    target: Target,
+    data: DataFile = None,
+    budget: Annotated[str, typer.Option(help="A time, as 10m, or a cost, as '500 gradients'.")] = "10m",
+    out: Annotated[Path, typer.Option(help="A folder, new or of the same analysis, which is then refined.")] = Path("run"),
+    optimizer: Annotated[
+        Path | None, typer.Option(help="torch.save(optimizer.state_dict(), …): how far it is from its edge of stability.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="What graphs may take at most, as 4GiB.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    minimal: Annotated[bool, typer.Option("--minimal", help="Only summary, heat map and spectrum.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="No text of the data on the page.")] = False,
+    data_dtype: DataDtype = None,
+    loss: LossOption = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    tokens: Tokens = None,
+    sequences: Sequences = None,
+    seed: Seed = 0,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Measure the curvature of a model within a budget, and write one page: where it sits, how much, what it means."""
+    from curvlens.cli.analyze import Wanted, show_analysis
+
+    options = Options(target, data, data_dtype, loss, device, dtype, tokens, sequences, seed, trust_remote_code)
+    wanted = Wanted(options, out, budget, memory, optimizer, minimal, private, dry_run)
+    _told(lambda: _interruptible(show_analysis(wanted)))
+
+
+def _interruptible(finished: bool) -> None:
+    """Exit code 130 after Ctrl-C, as shells expect it."""
+    if not finished:
+        raise typer.Exit(130)
 
 
 @app.command()
