@@ -225,7 +225,7 @@ class Instrument:
         found = noise(self.problem, samples=config["samples"], seed=config["seed"], progress=self.progress)
         numbers = {name: row(getattr(found, name)) for name in ("trace", "gradient", "scale")}
         scales = {name: row(each) for name, each in found.scales.items()}
-        return {**numbers, "scales": scales, "samples": found.samples, "unit": found.unit, "note": found.note}
+        return {**numbers, "scales": scales, "samples": found.samples, "unit": found.each, "note": found.note}
 
     def measure_spread(self, config: Config) -> Mapping[str, Any]:
         """Loss, gradient norm and trace of G on a part of the data."""
