@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         study,
         testing,
     )
+    from curvlens.analysis.run import analyze
     from curvlens.blocks import Family, Rule
     from curvlens.checkup import doctor
     from curvlens.dynamics.stability import stability
@@ -48,6 +49,7 @@ _PACKAGES = {
     "testing",
 }
 _HOMES = {
+    "analysis": ["analyze"],
     "blocks": ["Family", "Rule"],
     "checkup": ["doctor"],
     "dynamics": ["stability"],
@@ -72,6 +74,7 @@ __all__ = [
     "Rule",
     "__version__",
     "activation_hessian",
+    "analyze",
     "assembly",
     "calculus",
     "data",

@@ -98,7 +98,7 @@ def whole(known: Known) -> dict[str, dict[str, Any]]:
 
 
 def _whole_estimates(known: Known, letter: str) -> dict[str, Estimate]:
-    """Trace and norm of the whole: from its own probes, and for the trace from all blocks if these are more accurate."""
+    """Trace and norm of the whole, from its own probes; the trace from all blocks, if that is more accurate."""
     found: dict[str, Estimate] = {}
     for quantity, pool in (("trace", pooled), ("norm", pooled_norm)):
         own = [
@@ -182,7 +182,7 @@ def curve(density: Density) -> dict[str, Any]:
 def _density_of(record: Record | None) -> Density | None:
     if record is None:
         return None
-    tensors = {name: record.tensors[name] for name in DENSITY}
+    tensors: dict[str, Any] = {name: record.tensors[name] for name in DENSITY}
     result = record.result
     return Density(
         **tensors, n=int(result["n"]), probes=int(result["probes"]), error=result["error"], products=result["products"]
@@ -215,14 +215,16 @@ def _histogram(density: Density) -> torch.Tensor:
     width = torch.arange(-8, 9, dtype=torch.float64)
     kernel = (-(width**2) / 8).exp()
     smooth = torch.nn.functional.conv1d(share[None, None], (kernel / kernel.sum())[None, None], padding=8)[0, 0]
-    return smooth / smooth.sum().clamp(min=1e-300)
+    scaled: torch.Tensor = smooth / smooth.sum().clamp(min=1e-300)
+    return scaled
 
 
 def _jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     middle = (p + q) / 2
 
     def entropy(x: torch.Tensor) -> torch.Tensor:
-        return -torch.special.xlogy(x, x).sum() / math.log(2)
+        found: torch.Tensor = -torch.special.xlogy(x, x).sum() / math.log(2)
+        return found
 
     return (entropy(middle) - (entropy(p) + entropy(q)) / 2).clamp(min=0)
 
@@ -232,7 +234,7 @@ def _eigenvectors(known: Known) -> list[dict[str, Any]]:
     if pairs is None:
         return []
     first = known.of("eigs", operator="H")[0]
-    names = dict((number, which) for which, number in known.extremes())
+    names = {number: which for which, number in known.extremes().items()}
     found = []
     for number, (value, residual) in enumerate(zip(pairs.result["values"], pairs.result["residuals"], strict=True)):
         vector = {"number": number, **enclosed(value, residual), "mass": _column(pairs.result["mass"], number)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -65,7 +65,9 @@ class Known:
         cells = {key: {name: ways[key[1]](each) for name, each in of.items()} for key, of in found.items()}
         both = cells.get(("H", "trace"), {}).keys() & cells.get(("G", "trace"), {}).keys()
         cells["F", "trace"] = {
-            name: difference(cells["H", "trace"][name], cells["G", "trace"][name]) for name in self.blocks if name in both
+            name: difference(cells["H", "trace"][name], cells["G", "trace"][name])
+            for name in self.blocks
+            if name in both
         }
         return cells
 
@@ -129,15 +131,14 @@ class Known:
         """The key of the first search, whose vectors lines are drawn along: a finer one does not redo them."""
         return self.of("eigs", operator="H")[0].key
 
-    def extremes(self) -> Iterator[tuple[str, int]]:
-        """The top eigenvector, and the bottom one if its eigenvalue is negative: name and column."""
+    def extremes(self) -> dict[str, int]:
+        """The column of the top eigenvector, and of the bottom one if its eigenvalue is negative."""
         first = self.of("eigs", operator="H")
         if not first:
-            return
+            return {}
         values = first[0].result["values"]
-        yield "top", len(values) - 1
-        if values[0] < 0 and len(values) > 1:
-            yield "bottom", 0
+        found = {"top": len(values) - 1}
+        return found | {"bottom": 0} if values[0] < 0 and len(values) > 1 else found
 
     def radius(self, vector: Iterable[Any]) -> float | None:
         """How far tokens are looked at along an eigenvector: the smaller radius of agreement of its line."""

@@ -133,7 +133,7 @@ def _block_sizes(of: Outline, known: Known, *, share: float, samples: int, once:
 
 def _first_look(of: Outline, known: Known) -> Iterator[Step]:
     yield Step("panels", unit("whole", operator="H", samples=6, seed=_seed(of, 0)), 6 * PRODUCT)
-    for which, number in known.extremes():
+    for number in known.extremes().values():
         vector = [known.vectors_key, number]
         yield Step("panels", unit("line", vector=vector), 24 * FORWARD + 1 + PRODUCT)
         radius = known.radius(vector)
@@ -141,7 +141,9 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
             yield Step("panels", unit("tokens", vector=vector, radius=radius, most=12), 2 * FORWARD)
     if of.has_optimizer:
         yield Step("panels", unit("stability", tol=5e-2, most=24), 16 * PRODUCT)
-    yield Step("panels", unit("noise", samples=min(of.samples, 64), seed=of.seed), 1.0 + min(of.samples, 64) / of.samples)
+    yield Step(
+        "panels", unit("noise", samples=min(of.samples, 64), seed=of.seed), 1.0 + min(of.samples, 64) / of.samples
+    )
     yield Step("panels", unit("profile", samples=4, seed=of.seed), 24.0)
     for path in _some(list(of.layers.values()), 4):
         yield _depth(of, path)

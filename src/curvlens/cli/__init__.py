@@ -94,9 +94,12 @@ def analyze(
     target: Target,
     data: DataFile = None,
     budget: Annotated[str, typer.Option(help="A time, as 10m, or a cost, as '500 gradients'.")] = "10m",
-    out: Annotated[Path, typer.Option(help="A folder, new or of the same analysis, which is then refined.")] = Path("run"),
+    out: Annotated[Path, typer.Option(help="A folder, new or of the same analysis, which is then refined.")] = Path(
+        "run"
+    ),
     optimizer: Annotated[
-        Path | None, typer.Option(help="torch.save(optimizer.state_dict(), …): how far it is from its edge of stability.")
+        Path | None,
+        typer.Option(help="torch.save(optimizer.state_dict(), …): how far it is from its edge of stability."),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="What graphs may take at most, as 4GiB.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,

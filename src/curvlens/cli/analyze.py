@@ -85,7 +85,9 @@ def _show(analysis: Analysis, console: Console) -> None:
     if ended == "interrupted":
         console.print("\nInterrupted. The same command goes on where it was.", style="yellow")
     for failure in analysis.content["failed"]:
-        console.print(f"not measured: {printable(failure['kind'])}: {printable(failure['why'])}", style="yellow", highlight=False)
+        console.print(
+            f"not measured: {printable(failure['kind'])}: {printable(failure['why'])}", style="yellow", highlight=False
+        )
     console.print(f"\npage: {printable(str(analysis.page))}", highlight=False)
 
 
@@ -105,7 +107,12 @@ class _Told:
 
     def __init__(self, console: Console) -> None:
         self._console, self._last = console, -EVERY
-        columns = (TextColumn("{task.fields[stage]:<10}"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.fields[stage]:<10}"),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+        )
         self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
         self._task = None if self._bar is None else self._bar.add_task("", total=1.0, stage="")
 
