@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ def whole(known: Known) -> dict[str, dict[str, Any]]:
 
 
 def _whole_estimates(known: Known, letter: str) -> dict[str, Estimate]:
-    """Trace and norm of the whole, from its own probes; the trace from all blocks, if that is more accurate."""
+    """Trace and norm of the whole, from its own probes; without these the trace from all blocks."""
     found: dict[str, Estimate] = {}
     for quantity, pool in (("trace", pooled), ("norm", pooled_norm)):
         own = [
@@ -109,14 +110,13 @@ def _whole_estimates(known: Known, letter: str) -> dict[str, Estimate]:
         if own:
             found[quantity] = pool(own)
     traces = known.cells(letter, "trace")
-    if len(traces) == len(known.blocks):
-        sum_of_blocks = total(list(traces.values()))
-        # blocks of G come from the same passes: their errors add up, at worst linearly
+    if "trace" not in found and len(traces) == len(known.blocks):
+        # Blocks of G come from the same passes: their errors add up, at worst linearly. Those of H are independent.
+        parts = list(traces.values())
+        found["trace"] = total(parts)
         if letter == "G":
-            stderr = torch.stack([each.stderr for each in traces.values()]).sum()
-            sum_of_blocks = Estimate(sum_of_blocks.value, stderr, sum_of_blocks.samples, min(e.dof for e in traces.values()))
-        if "trace" not in found or float(sum_of_blocks.stderr) < float(found["trace"].stderr):
-            found["trace"] = sum_of_blocks
+            stderr = torch.stack([each.stderr for each in parts]).sum()
+            found["trace"] = replace(found["trace"], stderr=stderr, dof=min(each.dof for each in parts))
     return found
 
 
