@@ -41,8 +41,9 @@ def analysed(folder: Path, seed: int, budget: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("seeds", [1, pytest.param(5, marks=pytest.mark.full)])
-def test_intervals_hold_the_truth(tmp_path: Path, seeds: int) -> None:
+@pytest.mark.parametrize(("seeds", "least"), [(1, 0.88), pytest.param(5, 0.92, marks=pytest.mark.full)])
+def test_intervals_hold_the_truth(tmp_path: Path, seeds: int, least: float) -> None:
+    """Cells of one analysis are correlated: one seed may have fewer of them right than 95 %."""
     asked = problem()
     inside = count = 0
     for seed in range(seeds):
@@ -66,7 +67,7 @@ def test_intervals_hold_the_truth(tmp_path: Path, seeds: int) -> None:
                         inside += cell["low"] <= true <= cell["high"]
                         count += 1
     assert count > 60 * seeds
-    assert inside / count > 0.92, (inside, count)
+    assert inside / count > least, (inside, count)
 
 
 def test_the_whole(tmp_path: Path) -> None:
