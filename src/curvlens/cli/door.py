@@ -125,7 +125,7 @@ def _own(options: Options) -> Posed:
         (model, data, loss), given = made, None
     else:
         raise CurvlensError(
-            f"{target} gave {a_kind(made)}, expected a curvlens.Problem or a tuple (model, data, loss), or a function "
+            f"{target} returned {a_kind(made)}, expected a curvlens.Problem or a tuple (model, data, loss), or a function "
             "that returns one."
         )
     return Posed(
