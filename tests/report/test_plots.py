@@ -87,6 +87,16 @@ def test_a_heat_map_has_every_block(results: dict[str, Result]) -> None:
         assert record["layer"] == layer
 
 
+def test_bars_say_that_the_architecture_is_not_known(results: dict[str, Result]) -> None:
+    unknown = cl.trace(cl.ggn(small.cells()), 2, by="block").plot().to_dict()
+    assert "architecture is not known" in str(unknown["title"])
+    named = small.cells(blocks={f"h.{i}.{role}": f"cells.{i}.{role}" for i in range(2) for role in ("n", "sa", "ff")})
+    drawn = cl.trace(cl.ggn(named), 2, by="block").plot()
+    assert {record["layer"] for record in values(drawn)} == {"h.0", "h.1", OUTSIDE}
+    for chart in (drawn, results["layer"].plot()):
+        assert "architecture" not in str(chart.to_dict().get("title"))
+
+
 def test_heads_are_by_role(results: dict[str, Result]) -> None:
     drawn = values(results["head"].plot())
     assert {record["head"] for record in drawn} == {0, 1}

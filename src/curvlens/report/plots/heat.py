@@ -13,6 +13,10 @@ from curvlens.results import ByBlock, Estimate
 UNSURE, VERY_UNSURE = 0.25, 0.5
 """Relative errors above which a cell is marked, with a dot or with a stroke."""
 OUTSIDE = "outside of layers"
+UNNAMED = [
+    "The architecture is not known, so there is no heat map.",
+    "Name its layers: cl.doctor(problem) has the line to type.",
+]
 
 
 def blocks(result: ByBlock) -> Any:
@@ -24,7 +28,14 @@ def blocks(result: ByBlock) -> Any:
             return _heads(result, heads)
     if result.by == "block" and sum(record["layer"] is not None for record in records) > 1:
         return _layers(result, records)
-    return _bars(result, records)
+    bars = _bars(result, records)
+    return bars.properties(title=UNNAMED) if result.by == "block" and _unnamed(result) else bars
+
+
+def _unnamed(result: ByBlock) -> bool:
+    """Whether these are blocks of a model whose architecture is not known."""
+    said = [estimate.provenance for estimate in result.values()]
+    return bool(said) and all("n_tokens" in about and about.get("family", "") is None for about in said)
 
 
 def _record(result: ByBlock, name: str, estimate: Estimate) -> dict[str, Any]:
