@@ -530,6 +530,15 @@ def with_rules(*rules: Rule, **options: Any) -> cl.Problem:
     return cl.Problem(model, data, cl.losses.MSE(), blocks=Family("mine", rules), **options)
 
 
+@pytest.mark.parametrize("axes", ["vocab d", "in out"])
+def test_a_rule_with_other_words_for_in_and_out_is_told_which(axes: str) -> None:
+    with pytest.raises(cl.CurvlensError, match=r"Use 'out in', or with heads '\(head dim\) in'"):
+        with_rules(Rule("0.weight", "start", axes))
+    assert "start" in with_rules(Rule("0.weight", "start", "out in")).blocks
+    with pytest.raises(cl.CurvlensError, match="one word for each axis"):
+        with_rules(Rule("0.weight", "start", "out"))
+
+
 def test_an_own_family_is_used_however_little_it_names() -> None:
     problem = with_rules(Rule("0.bias", "start", "out"))
     assert problem.blocks.family == "mine"
