@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import curvlens as cl
 import small
 from curvlens import report
+from curvlens.report.plots.frame import BLUE, INK, ORANGE
 from curvlens.report.plots.heat import OUTSIDE
+from curvlens.report.profile_page import icicle
 from curvlens.results import ByBlock, Estimate, Result
 from curvlens.results.estimate import not_measured
 
@@ -122,6 +124,23 @@ def test_colours_by_sign(numbers: tuple[float, float], scale: str, tmp_path: Pat
     found = ByBlock({f"h.{i}.attn.q": estimate(x) for i, x in enumerate(numbers)}, "trace")
     assert f'"type": "{scale}"' in json.dumps(found.plot(tmp_path / "x.svg").to_dict())
     assert "NaN" not in (tmp_path / "x.svg").read_text()
+
+
+@pytest.mark.parametrize(("operator", "colour"), [("hessian", INK), ("ggn", BLUE), ("functional", ORANGE)])
+def test_curves_have_the_colour_of_their_operator(operator: str, colour: str) -> None:
+    whole = getattr(cl, operator)(small.problem())["h.0.attn.q"]
+    for result in (cl.density(whole), cl.eigs(whole, 2)):
+        text = json.dumps(result.plot().to_dict()["hconcat"])
+        assert [part for part in (INK, BLUE, ORANGE) if part in text] == [colour]
+        assert text.count(colour) >= 3
+
+
+def test_positive_is_blue_everywhere(results: dict[str, Result], tmp_path: Path) -> None:
+    signed = ByBlock({"h.0.attn.q": estimate(-3.0), "h.1.attn.q": estimate(5.0)}, "trace")
+    for result in (signed, results["profile"]):
+        assert '"reverse": true, "scheme": "blueorange"' in json.dumps(result.plot().to_dict(), sort_keys=True)
+    page = icicle(results["profile"])  # type: ignore[arg-type]
+    assert "--positive: light-dark(#5b9bd5" in page
 
 
 def test_masses_of_eigenvectors(results: dict[str, Result]) -> None:

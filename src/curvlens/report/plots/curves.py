@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import INK, PARTS, altair, data
+from curvlens.report.plots.frame import INK, PARTS, altair, colour_of, data
 from curvlens.results import Estimate, Propagation, Solution
 
 
@@ -61,7 +61,7 @@ def histogram(result: Estimate) -> Any:
     alt = altair()
     return (
         alt.Chart(data([{"value": value} for value in result.value.reshape(-1).tolist()]))
-        .mark_bar(color=INK)
+        .mark_bar(color=colour_of(result.provenance))
         .encode(
             x=alt.X("value:Q", bin=alt.Bin(maxbins=60), title="value"),
             y=alt.Y("count()", scale=alt.Scale(type="symlog"), title="how many"),

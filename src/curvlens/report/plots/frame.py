@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from curvlens.errors import CurvlensError
@@ -12,8 +12,20 @@ INK, BLUE, ORANGE = "#3b4252", "#0072b2", "#d55e00"
 GAP = "#fefefe"
 """Between cells: the colour of the page, which its dark theme exchanges, as it does the ink."""
 PARTS = {"hessian": INK, "ggn": BLUE, "functional": ORANGE}
+SIGNED = {"scheme": "blueorange", "reverse": True}
+"""Numbers of both signs: positive is blue, negative orange, as on pages and in the terminal."""
 CELL = 26
 """Pixels of a cell of a heat map."""
+
+
+def colour_of(provenance: Mapping[str, Any]) -> str:
+    """The colour of the operator that a result is of: G blue, F orange, H and all others ink.
+
+    >>> colour_of({"operator": "GGN"}) == BLUE, colour_of({}) == INK
+    (True, True)
+    """
+    name = str(provenance.get("operator", "")).lower()
+    return next((colour for part, colour in PARTS.items() if name.startswith(part)), INK)
 
 
 def altair() -> Any:

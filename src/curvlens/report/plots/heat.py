@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from curvlens.errors import printable
-from curvlens.report.plots.frame import BLUE, CELL, GAP, INK, altair, data
+from curvlens.report.plots.frame import CELL, GAP, INK, SIGNED, altair, colour_of, data
 from curvlens.results import ByBlock, Estimate
 
 UNSURE, VERY_UNSURE = 0.25, 0.5
@@ -68,7 +68,7 @@ def _colours(title: str, records: Sequence[dict[str, Any]]) -> Any:
     elif low < 0:
         size = max(abs(low), abs(high))
         least = min((abs(x) for x in values if x), default=1.0)
-        scale = alt.Scale(type="symlog", constant=max(least, size * 1e-4), scheme="blueorange", domain=[-size, size])
+        scale = alt.Scale(type="symlog", constant=max(least, size * 1e-4), domain=[-size, size], **SIGNED)
     else:
         scale = alt.Scale(type="symlog", constant=max(high * 1e-4, 1e-300), scheme="viridis")
     return alt.Color("value:Q", title=title, scale=scale, legend=alt.Legend(format=".1e", gradientLength=140))
@@ -134,5 +134,8 @@ def _bars(result: ByBlock, records: Sequence[dict[str, Any]]) -> Any:
     y = alt.Y("name:N", sort=[record["name"] for record in records], title=None)
     tooltip = [alt.Tooltip("name:N"), alt.Tooltip("said:N", title=printable(result.what))]
     base = alt.Chart(data(records)).encode(y=y, tooltip=tooltip)
-    bars = base.mark_bar(color=BLUE, height={"band": 0.7}).encode(x=alt.X("value:Q", title=printable(result.what)))
+    colour = colour_of(next((estimate.provenance for estimate in result.values()), {}))
+    bars = base.mark_bar(color=colour, opacity=0.6, height={"band": 0.7}).encode(
+        x=alt.X("value:Q", title=printable(result.what))
+    )
     return alt.layer(bars, base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q")).properties(width=420)

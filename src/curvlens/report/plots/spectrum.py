@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import BLUE, CELL, GAP, INK, altair, data
+from curvlens.report.plots.frame import CELL, GAP, altair, colour_of, data
 from curvlens.results import Density, Eigs
 
 MOST_BLOCKS = 24
@@ -22,20 +22,22 @@ def eigenvalues(result: Eigs, what: str = "values", by: str = "block") -> Any:
         {"rank": i + 1, "value": value, "low": value - r, "high": value + r, "share": (i + 1) / len(result)}
         for i, (value, r) in enumerate(zip(result.values.tolist(), result.residuals.tolist(), strict=True))
     ]
-    alt = altair()
+    alt, colour = altair(), colour_of(result.provenance)
     base = alt.Chart(data(records)).properties(width=230, height=180)
     x = alt.X("value:Q", title="eigenvalue")
-    histogram = base.mark_bar(color=INK).encode(
+    histogram = base.mark_bar(color=colour).encode(
         x=alt.X("value:Q", bin=alt.Bin(maxbins=30), title="eigenvalue"), y=alt.Y("count()", title="how many")
     )
     sides = base.encode(x=alt.X("rank:Q", title="rank"))
     ranked = alt.layer(
-        sides.mark_rule(color=BLUE).encode(y="low:Q", y2="high:Q"),
-        sides.mark_point(color=INK, filled=True, size=30).encode(
+        sides.mark_rule(color=colour).encode(y="low:Q", y2="high:Q"),
+        sides.mark_point(color=colour, filled=True, size=30).encode(
             y=alt.Y("value:Q", title="eigenvalue"), tooltip=["rank:Q", "value:Q"]
         ),
     )
-    steps = base.mark_line(color=INK, interpolate="step-after").encode(x=x, y=alt.Y("share:Q", title="share up to it"))
+    steps = base.mark_line(color=colour, interpolate="step-after").encode(
+        x=x, y=alt.Y("share:Q", title="share up to it")
+    )
     return alt.hconcat(
         histogram.properties(title="histogram"), ranked.properties(title="sorted"), steps.properties(title="cumulative")
     )
@@ -68,7 +70,7 @@ def _mass(result: Eigs, by: str) -> Any:
 
 def density(result: Density, points: int = 200) -> Any:
     """Histogram, sorted, cumulative: shares are of all eigenvalues."""
-    alt = altair()
+    alt, colour = altair(), colour_of(result.provenance)
     records = result.table(points)
     seen = [record["density"] for record in records if record["density"] > 0]
     floor = max(min(seen), 1e-6 * max(seen))
@@ -78,11 +80,11 @@ def density(result: Density, points: int = 200) -> Any:
     base = alt.Chart(data(records)).properties(width=230, height=180)
     x = alt.X("x:Q", title="eigenvalue")
     y = alt.Y("density:Q", stack=None, scale=alt.Scale(type="log", domainMin=floor, nice=False), title="density")
-    curve = base.mark_area(color=BLUE, opacity=0.35, line={"color": BLUE}, clip=True).encode(x=x, y=y, y2="floor:Q")
-    band = base.mark_area(color=BLUE, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q")
-    line = base.mark_line(color=INK).encode(x=x, y=alt.Y("cumulative:Q", title="share up to it"))
+    curve = base.mark_area(color=colour, opacity=0.35, line={"color": colour}, clip=True).encode(x=x, y=y, y2="floor:Q")
+    band = base.mark_area(color=colour, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q")
+    line = base.mark_line(color=colour).encode(x=x, y=alt.Y("cumulative:Q", title="share up to it"))
     rank = alt.X("cumulative:Q", title="share of eigenvalues", scale=alt.Scale(domain=[0, 1]))
-    ranked = base.mark_line(color=INK).encode(
+    ranked = base.mark_line(color=colour).encode(
         x=rank,
         y=alt.Y("x:Q", title="eigenvalue", scale=alt.Scale(type="symlog", constant=_constant(result))),
         order="x:Q",
