@@ -15,7 +15,7 @@ import curvlens as cl
 import small
 from curvlens import report
 from curvlens.report.plots.frame import BLUE, INK, ORANGE
-from curvlens.report.plots.heat import OUTSIDE
+from curvlens.report.plots.heat import OUTSIDE, ticks
 from curvlens.report.profile_page import icicle
 from curvlens.results import ByBlock, Estimate, Result
 from curvlens.results.estimate import not_measured
@@ -114,6 +114,27 @@ def test_what_is_not_sure_is_marked() -> None:
         "h.1.attn.q": "╱",
         "h.1.attn.k": "×",
     }
+
+
+def test_a_picture_names_its_operator_and_its_marks(results: dict[str, Result]) -> None:
+    names = {"block": "trace of G", "layer": "trace of H", "eigs": "eigenvalues of H", "density": "density of H"}
+    for name, said in {**names, "diagonal": "diagonal of H"}.items():
+        assert said in results[name].plot().to_dict()["title"]["text"]
+    unsure = ByBlock({"h.0.attn.q": estimate(1.0, 0.3), "h.1.attn.q": estimate(1.0, 0.9)}, "trace").plot().to_dict()
+    assert "dot: error above 25 %" in str(unsure["title"])
+    assert "stroke: error above 50 %" in str(unsure["title"])
+    assert "title" not in ByBlock({"h.0.attn.q": estimate(1.0), "h.1.attn.q": estimate(2.0)}, "trace").plot().to_dict()
+    assert "share of the eigenvalues found" in json.dumps(results["eigs"].plot().to_dict())
+    assert "symmetric log" in json.dumps(results["density"].plot().to_dict())
+
+
+@pytest.mark.parametrize("ends", [(1.0, 1.2), (3.0, 40.0), (1e-9, 1e9), (-2.0, 5.0), (0.0, 1e-7), (1e-300, 1e-290)])
+def test_a_legend_has_three_ticks_within_its_range(ends: tuple[float, float]) -> None:
+    found = ticks(*ends)
+    assert 3 <= len(found) <= 10
+    assert found == sorted(set(found))
+    size = max(map(abs, ends))
+    assert all((-size if ends[0] < 0 else ends[0]) <= tick <= ends[1] for tick in found)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import CELL, GAP, altair, colour_of, data
+from curvlens.report.plots.frame import CELL, GAP, altair, colour_of, data, titled, whole_numbers
 from curvlens.results import Density, Eigs
 
 MOST_BLOCKS = 24
@@ -26,7 +26,8 @@ def eigenvalues(result: Eigs, what: str = "values", by: str = "block") -> Any:
     base = alt.Chart(data(records)).properties(width=230, height=180)
     x = alt.X("value:Q", title="eigenvalue")
     histogram = base.mark_bar(color=colour).encode(
-        x=alt.X("value:Q", bin=alt.Bin(maxbins=30), title="eigenvalue"), y=alt.Y("count()", title="how many")
+        x=alt.X("value:Q", bin=alt.Bin(maxbins=30), title="eigenvalue"),
+        y=alt.Y("count()", title="how many", axis=whole_numbers()),
     )
     sides = base.encode(x=alt.X("rank:Q", title="rank"))
     ranked = alt.layer(
@@ -36,11 +37,11 @@ def eigenvalues(result: Eigs, what: str = "values", by: str = "block") -> Any:
         ),
     )
     steps = base.mark_line(color=colour, interpolate="step-after").encode(
-        x=x, y=alt.Y("share:Q", title="share up to it")
+        x=x, y=alt.Y("share:Q", title="share of the eigenvalues found")
     )
-    return alt.hconcat(
-        histogram.properties(title="histogram"), ranked.properties(title="sorted"), steps.properties(title="cumulative")
-    )
+    panels = {"histogram": histogram, "sorted": ranked, "cumulative": steps}
+    charts = alt.hconcat(*(panel.properties(title=name) for name, panel in panels.items()))
+    return titled(charts, "eigenvalues", result.provenance)
 
 
 def _mass(result: Eigs, by: str) -> Any:
@@ -55,7 +56,7 @@ def _mass(result: Eigs, by: str) -> Any:
         for i, share in enumerate(shares[name])
     ]
     alt = altair()
-    return (
+    chart = (
         alt.Chart(data(records))
         .mark_rect(stroke=GAP)
         .encode(
@@ -66,6 +67,7 @@ def _mass(result: Eigs, by: str) -> Any:
         )
         .properties(width=CELL * max(len(values), 4), height=18 * len(order))
     )
+    return titled(chart, "eigenvectors", result.provenance)
 
 
 def density(result: Density, points: int = 200) -> Any:
@@ -86,14 +88,12 @@ def density(result: Density, points: int = 200) -> Any:
     rank = alt.X("cumulative:Q", title="share of eigenvalues", scale=alt.Scale(domain=[0, 1]))
     ranked = base.mark_line(color=colour).encode(
         x=rank,
-        y=alt.Y("x:Q", title="eigenvalue", scale=alt.Scale(type="symlog", constant=_constant(result))),
+        y=alt.Y("x:Q", title="eigenvalue (symmetric log)", scale=alt.Scale(type="symlog", constant=_constant(result))),
         order="x:Q",
     )
-    return alt.hconcat(
-        curve.properties(title="density"),
-        ranked.properties(title="sorted"),
-        alt.layer(band, line).properties(title="cumulative"),
-    )
+    panels = {"density": curve, "sorted": ranked, "cumulative": alt.layer(band, line)}
+    charts = alt.hconcat(*(panel.properties(title=name) for name, panel in panels.items()))
+    return titled(charts, "spectral density", result.provenance)
 
 
 def _constant(result: Density) -> float:
