@@ -407,6 +407,19 @@ def test_the_suggested_names_run_and_make_layers(names: list[str]) -> None:
     assert blocks.grouped(own).layers
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("h.0.attn.q", r"the architecture is not known.*Problem\(\.\.\., blocks=\{"),
+        ("cell.0", r"Did you mean 'cells\.0'"),
+        (0, r"Use a name such as H\['tok\.weight'\]"),
+    ],
+)
+def test_a_wrong_name_in_an_unknown_architecture_is_told_what_there_is(name: Any, message: str) -> None:
+    with pytest.raises(cl.CurvlensError, match=message):
+        cl.hessian(small.cells())[name]
+
+
 def test_two_towers_keep_their_own_names() -> None:
     class Towers(nn.Module):
         def __init__(self) -> None:

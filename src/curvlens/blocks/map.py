@@ -37,6 +37,12 @@ def _unknown_heads(names: Iterable[str]) -> str:
     )
 
 
+def _starts(name: str) -> Iterator[str]:
+    """All beginnings of a name that end before a dot: ``h`` and ``h.0`` of ``h.0.attn``."""
+    words = name.split(".")
+    yield from (".".join(words[:i]) for i in range(1, len(words)))
+
+
 class Blocks(Mapping[str, Block]):
     """Blocks by name. They are disjoint and cover all parameters. Print it to see the map.
 
@@ -238,7 +244,8 @@ class Blocks(Mapping[str, Block]):
         for item in wanted:
             if not isinstance(item, str):
                 raise CurvlensError(
-                    f"The name of a block is a text; got {a_kind(item)}. Use a name such as H['h.0.attn.q']."
+                    f"The name of a block is a text; got {a_kind(item)}. Use a name such as "
+                    f"H[{next(iter(self), '')!r}]."
                 )
             found += self._one(item)
         if not found:
@@ -290,8 +297,14 @@ class Blocks(Mapping[str, Block]):
                     f"No block or parameter is called {name!r}, but some names contain it. To select all of them, use "
                     f"{pattern!r}."
                 )
-        near = nearest(name, known)
+        starts = dict.fromkeys(start for other in known for start in _starts(other))
+        near = nearest(name, dict.fromkeys([*known, *starts]))
         near = f"{near} " if near.startswith("Did") else ""  # otherwise it lists the blocks, as the next sentence does
+        if self.family is None and not self.layers and layer_of(name):
+            return (
+                f"No block or parameter is called {name!r}: the architecture is not known, so there are no layers. "
+                f"Name them: Problem(..., {self.suggestion}). {near}Blocks: {listing(self)}."
+            )
         return (
             f"No block or parameter is called {name!r} here (frozen parameters, and those not in params=, have no "
             f"rows). {near}Blocks: {listing(self)}; print(problem.blocks) shows all."
