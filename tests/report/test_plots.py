@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,15 @@ def test_positive_is_blue_everywhere(results: dict[str, Result], tmp_path: Path)
         assert '"reverse": true, "scheme": "blueorange"' in json.dumps(result.plot().to_dict(), sort_keys=True)
     page = icicle(results["profile"])  # type: ignore[arg-type]
     assert "--positive: light-dark(#5b9bd5" in page
+
+
+def test_the_filter_of_a_profile_reaches_the_icicle_and_the_folded_table(results: dict[str, Result]) -> None:
+    page = icicle(results["profile"])  # type: ignore[arg-type]
+    assert 'document.dispatchEvent(new CustomEvent("page:filter"' in page
+    assert 'document.addEventListener("page:filter"' in page
+    assert ".cell.dim {" in page
+    assert 'querySelectorAll("section > details")' in page  # opened by a filter: the table is in one
+    assert re.search(r'<section id="numbers"[^>]*>\s*<details>', page)
 
 
 def test_masses_of_eigenvectors(results: dict[str, Result]) -> None:
