@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import INK, PARTS, altair, data
+from curvlens.report.plots.frame import INK, PARTS, altair, colour_of, data, titled, whole_numbers
 from curvlens.results import Estimate, Propagation, Solution
 
 
@@ -59,12 +59,13 @@ def histogram(result: Estimate) -> Any:
     if result.value.ndim == 0:
         raise CurvlensError(f"The estimate is one number, {result}: there is nothing to draw.")
     alt = altair()
-    return (
+    chart = (
         alt.Chart(data([{"value": value} for value in result.value.reshape(-1).tolist()]))
-        .mark_bar(color=INK)
+        .mark_bar(color=colour_of(result.provenance))
         .encode(
             x=alt.X("value:Q", bin=alt.Bin(maxbins=60), title="value"),
-            y=alt.Y("count()", scale=alt.Scale(type="symlog"), title="how many"),
+            y=alt.Y("count()", scale=alt.Scale(type="symlog"), title="how many (symmetric log)", axis=whole_numbers()),
         )
         .properties(width=420, height=220)
     )
+    return titled(chart, str(result.provenance.get("quantity", "values")), result.provenance)

@@ -7,24 +7,43 @@ from collections.abc import Sequence
 from typing import Any
 
 from curvlens.errors import printable
-from curvlens.report.plots.frame import BLUE, CELL, GAP, INK, altair, data
+from curvlens.report.plots.frame import CELL, GAP, INK, SIGNED, altair, colour_of, data, titled
 from curvlens.results import ByBlock, Estimate
 
 UNSURE, VERY_UNSURE = 0.25, 0.5
 """Relative errors above which a cell is marked, with a dot or with a stroke."""
+LEAST_TICKS = 3
+MARKS = {
+    "·": f"dot: error above {100 * UNSURE:g} %",
+    "╱": f"stroke: error above {100 * VERY_UNSURE:g} %",
+    "×": "cross: not measured",
+}
 OUTSIDE = "outside of layers"
+UNNAMED = [
+    "The architecture is not known, so there is no heat map.",
+    "Name its layers: cl.doctor(problem) has the line to type.",
+]
 
 
 def blocks(result: ByBlock) -> Any:
     """A heat map for blocks of layers, bars for everything else."""
     records = [_record(result, name, estimate) for name, estimate in result.items()]
-    if result.by == "head":
-        heads = [record for record in records if record["head"] is not None]
-        if heads:
-            return _heads(result, heads)
-    if result.by == "block" and sum(record["layer"] is not None for record in records) > 1:
-        return _layers(result, records)
-    return _bars(result, records)
+    heads = [record for record in records if record["head"] is not None] if result.by == "head" else []
+    provenance = next((estimate.provenance for estimate in result.values()), {})
+    caption = [said for mark, said in MARKS.items() if any(record["mark"] == mark for record in records)]
+    if heads:
+        chart = _heads(result, heads)
+    elif result.by == "block" and sum(record["layer"] is not None for record in records) > 1:
+        chart = _layers(result, records)
+    else:
+        chart, caption = _bars(result, records), UNNAMED if result.by == "block" and _unnamed(result) else []
+    return titled(chart, printable(result.what), provenance, caption)
+
+
+def _unnamed(result: ByBlock) -> bool:
+    """Whether these are blocks of a model whose architecture is not known."""
+    said = [estimate.provenance for estimate in result.values()]
+    return bool(said) and all("n_tokens" in about and about.get("family", "") is None for about in said)
 
 
 def _record(result: ByBlock, name: str, estimate: Estimate) -> dict[str, Any]:
@@ -57,10 +76,36 @@ def _colours(title: str, records: Sequence[dict[str, Any]]) -> Any:
     elif low < 0:
         size = max(abs(low), abs(high))
         least = min((abs(x) for x in values if x), default=1.0)
-        scale = alt.Scale(type="symlog", constant=max(least, size * 1e-4), scheme="blueorange", domain=[-size, size])
+        scale = alt.Scale(type="symlog", constant=max(least, size * 1e-4), domain=[-size, size], **SIGNED)
     else:
         scale = alt.Scale(type="symlog", constant=max(high * 1e-4, 1e-300), scheme="viridis")
-    return alt.Color("value:Q", title=title, scale=scale, legend=alt.Legend(format=".1e", gradientLength=140))
+    legend = alt.Legend(format=".4~g", gradientLength=140, values=ticks(low, high))
+    return alt.Color("value:Q", title=title, scale=scale, legend=legend)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers for a legend from low to high, three at least unless all values are equal.
+
+    >>> ticks(0.02, 150.0), ticks(3.0, 40.0), ticks(-3.0, 1.0), ticks(0.0, 5.0)
+    ([0.1, 1.0, 10.0, 100.0], [5.0, 10.0, 20.0], [-2.0, 0.0, 2.0], [0.0, 0.5, 5.0])
+    """
+    size = max(abs(low), abs(high))
+    if not size or low == high:
+        return [low]
+    if low <= 0:
+        top = max(tick for tick in _steps(size / 10, size) if tick <= size)
+        return [-top, 0.0, top] if low < 0 else [0.0, top / 10, top]
+    for steps in ((1,), (1, 2, 5)):
+        inside = [tick for tick in _steps(low, high, steps) if low <= tick <= high]
+        if len(inside) >= LEAST_TICKS:
+            return inside[:: 1 + len(inside) // 8]
+    return [low, math.sqrt(low) * math.sqrt(high), high]
+
+
+def _steps(low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> list[float]:
+    """Powers of ten times some digits, around an interval."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [float(f"{step}e{power}") for power in powers for step in steps]
 
 
 def _cells(records: Sequence[dict[str, Any]], x: Any, y: Any, colour: Any, size: tuple[int, int]) -> Any:
@@ -123,5 +168,8 @@ def _bars(result: ByBlock, records: Sequence[dict[str, Any]]) -> Any:
     y = alt.Y("name:N", sort=[record["name"] for record in records], title=None)
     tooltip = [alt.Tooltip("name:N"), alt.Tooltip("said:N", title=printable(result.what))]
     base = alt.Chart(data(records)).encode(y=y, tooltip=tooltip)
-    bars = base.mark_bar(color=BLUE, height={"band": 0.7}).encode(x=alt.X("value:Q", title=printable(result.what)))
+    colour = colour_of(next((estimate.provenance for estimate in result.values()), {}))
+    bars = base.mark_bar(color=colour, opacity=0.6, height={"band": 0.7}).encode(
+        x=alt.X("value:Q", title=printable(result.what))
+    )
     return alt.layer(bars, base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q")).properties(width=420)
