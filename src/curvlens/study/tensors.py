@@ -125,16 +125,26 @@ def packed(tensors: Mapping[str, Tensor]) -> tuple[Stored, bytes]:
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             kind = type(tensor).__name__
             raise CurvlensError(f"tensors[{name!r:.40}] is of type {kind}. Give names with tensors, as {{'v': v}}.")
+        if tensor.is_nested:
+            raise CurvlensError(f"tensors[{name!r:.40}] is nested. Store its parts, t.unbind(), by name.")
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise CurvlensError(f"tensors[{name!r:.40}] is sparse or quantised. Store t.to_dense() or t.dequantize().")
+        if tensor.is_meta:
+            raise CurvlensError(f"tensors[{name!r:.40}] is on the device 'meta' and has no numbers. Compute it first.")
+        if name == "__metadata__":
+            raise CurvlensError("tensors['__metadata__']: safetensors keeps this name for itself. Rename the tensor.")
+    # clones: safetensors rejects tensors that share memory
+    held = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
-        # clones: safetensors rejects tensors that share memory
-        content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+        content = save(held)
+        found = load(content)  # safetensors writes some dtypes that it cannot read
+        if any(found[name].dtype != tensor.dtype for name, tensor in held.items()):
+            raise ValueError("a dtype changes")
     except (KeyError, ValueError, SafetensorError) as error:
         kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
         raise CurvlensError(
-            f"Tensors of {', '.join(kinds)} cannot be stored by safetensors. Store real and imaginary part: "
-            "torch.view_as_real(tensor)."
+            f"Tensors of {', '.join(kinds)} cannot be stored by safetensors. Store a complex tensor as "
+            "torch.view_as_real(tensor), others in another dtype, as tensor.float()."
         ) from error
     return Stored(hashlib.sha256(content).hexdigest(), len(content), tuple(sorted(tensors))), content
 
