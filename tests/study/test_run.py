@@ -275,6 +275,20 @@ def test_a_result_that_cannot_be_stored_leaves_the_others(tmp_path: Path) -> Non
     assert study.missing(squared(3)) == squared(3)[1:2]
 
 
+def test_work_may_write_into_its_configuration(tmp_path: Path) -> None:
+    study, units = Study(tmp_path), [Unit("sizes", 1, {"sizes": [1, 2]})]
+
+    def grow(config: Mapping[str, Any]) -> dict[str, Any]:
+        config["sizes"].append(3)
+        return {"n": len(config["sizes"])}
+
+    assert run_units(study, units, {"sizes": grow}) == Finished(1, 0)
+    assert units[0].config == {"sizes": [1, 2]}
+    found = study.get(units[0])
+    assert found is not None
+    assert found.result == {"n": 3}
+
+
 def test_an_interrupt_keeps_what_is_done(tmp_path: Path) -> None:
     study = Study(tmp_path)
 
