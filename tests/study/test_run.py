@@ -275,6 +275,21 @@ def test_a_result_that_cannot_be_stored_leaves_the_others(tmp_path: Path) -> Non
     assert study.missing(squared(3)) == squared(3)[1:2]
 
 
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [({"v": torch.ones(2).to_sparse()}, r"tensors\['v'\] is sparse"), ([1], "tensors is of type list")],
+)
+def test_tensors_that_cannot_be_stored_leave_the_others(tmp_path: Path, tensors: Any, said: str) -> None:
+    study = Study(tmp_path)
+
+    def some(config: Mapping[str, Any]) -> Measured:
+        return Measured({"r": 1}, tensors if config["x"] == 1 else {})
+
+    with pytest.raises(CurvlensError, match=rf"1 of 4 units failed.*squares {{'x': 1.0}}.*{said}"):
+        run_units(study, squared(4), {"squares": some})
+    assert study.missing(squared(4)) == squared(4)[1:2]
+
+
 def test_work_may_write_into_its_configuration(tmp_path: Path) -> None:
     study, units = Study(tmp_path), [Unit("sizes", 1, {"sizes": [1, 2]})]
 

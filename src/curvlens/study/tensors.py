@@ -119,8 +119,12 @@ def path(folder: Path, stored: Stored) -> Path:
     return folder / FOLDER / f"{stored.sha256}.safetensors"
 
 
-def packed(tensors: Mapping[str, Tensor]) -> tuple[Stored, bytes]:
-    """The content of a file with the tensors, on the CPU, and its description; equal bits give equal files."""
+def require_storable(tensors: Any) -> None:
+    """Raise an error for tensors that safetensors cannot hold or cannot read back."""
+    if isinstance(tensors, OnDisk):
+        return
+    if not isinstance(tensors, Mapping):
+        raise CurvlensError(f"tensors is of type {type(tensors).__name__}. Give names with tensors, as {{'v': v}}.")
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             kind = type(tensor).__name__
@@ -133,19 +137,23 @@ def packed(tensors: Mapping[str, Tensor]) -> tuple[Stored, bytes]:
             raise CurvlensError(f"tensors[{name!r:.40}] is on the device 'meta' and has no numbers. Compute it first.")
         if name == "__metadata__":
             raise CurvlensError("tensors['__metadata__']: safetensors keeps this name for itself. Rename the tensor.")
+    for dtype in {tensor.dtype for tensor in tensors.values()}:
+        try:  # safetensors writes some dtypes that it cannot read
+            known = load(save({"": torch.empty(0, dtype=dtype)}))[""].dtype == dtype
+        except (KeyError, ValueError, SafetensorError):
+            known = False
+        if not known:
+            raise CurvlensError(
+                f"Tensors of {dtype} cannot be stored by safetensors. Store a complex tensor as "
+                "torch.view_as_real(tensor), others in another dtype, as tensor.float()."
+            )
+
+
+def packed(tensors: Mapping[str, Tensor]) -> tuple[Stored, bytes]:
+    """The content of a file with the tensors, on the CPU, and its description; equal bits give equal files."""
+    require_storable(tensors)
     # clones: safetensors rejects tensors that share memory
-    held = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    try:
-        content = save(held)
-        found = load(content)  # safetensors writes some dtypes that it cannot read
-        if any(found[name].dtype != tensor.dtype for name, tensor in held.items()):
-            raise ValueError("a dtype changes")
-    except (KeyError, ValueError, SafetensorError) as error:
-        kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
-        raise CurvlensError(
-            f"Tensors of {', '.join(kinds)} cannot be stored by safetensors. Store a complex tensor as "
-            "torch.view_as_real(tensor), others in another dtype, as tensor.float()."
-        ) from error
+    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     return Stored(hashlib.sha256(content).hexdigest(), len(content), tuple(sorted(tensors))), content
 
 

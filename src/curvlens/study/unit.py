@@ -12,6 +12,7 @@ from torch import Tensor
 
 from curvlens.errors import CurvlensError
 from curvlens.study.plain import as_json, plain
+from curvlens.study.tensors import require_storable
 
 FORMAT = 2
 """The format of new rows. Rows of format 1 have ten digits, and infinities as texts; they are kept unchanged."""
@@ -61,6 +62,7 @@ class Record(Unit):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "result", _mapping("result", self.result))
+        require_storable(self.tensors)
 
 
 def digest(content: Any, letters: int) -> str:
