@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,24 @@ def test_tensors_come_back_from_any_number_of_processes(tmp_path: Path, jobs: in
         assert found.result == {"threads": 1}
         assert torch.equal(found.tensors["square"], torch.full((3,), unit.config["x"] ** 2, dtype=torch.float64))
     assert run_units(study, squared(4), {"squares": squares}, jobs=jobs) == Finished(0, 0)
+
+
+def test_tensors_do_not_stay_in_memory(tmp_path: Path) -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def keep(config: Mapping[str, Any]) -> Measured:
+        found = squares(config)
+        seen.append(weakref.ref(found.tensors["square"]))
+        return found
+
+    alive: list[int] = []
+    run_units(
+        Study(tmp_path),
+        squared(5),
+        {"squares": keep},
+        progress=lambda _: alive.append(sum(each() is not None for each in seen)),
+    )
+    assert max(alive) == 1  # that of the last unit
 
 
 def test_more_work_is_another_unit(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,8 @@ class Study:
                     except OSError as error:
                         raise log.unwritten(tensors.path(self.folder, stored), error) from error
                 log.append(self.file(record.kind), line(record, stored).encode())
-                known[record.key] = record
+                # without the tensors themselves: a long run would fill the memory
+                known[record.key] = replace(record, tensors={} if stored is None else self._tensors(stored))
             self._known[record.kind] = known
 
     def set_aside(self, kinds: Iterable[str]) -> list[Path]:
