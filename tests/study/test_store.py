@@ -7,9 +7,11 @@ import functools
 import gzip
 import math
 import os
+import pickle
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -172,8 +174,26 @@ def test_no_space_left_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    with Study(tmp_path).writing(), pytest.raises(CurvlensError, match="Another process"), Study(tmp_path).writing():
+    one, other = Study(tmp_path), Study(tmp_path)
+    with one.writing(), pytest.raises(CurvlensError, match="Another Study of this process"), other.writing():
         pass
+
+
+def test_threads_share_a_study(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: study.add(record(seed=seed)), range(40)))
+    assert len(study.records("fig3a")) == 40
+    assert len(study.file("fig3a").read_bytes().splitlines()) == 41
+
+
+def test_a_copy_of_a_study_opens_it_anew(tmp_path: Path) -> None:
+    study = Study(tmp_path, identity={"of": "copies"})
+    study.add(record(0.1))
+    with study.writing():
+        again = pickle.loads(pickle.dumps(study))
+    assert again.records("fig3a") == study.records("fig3a")
+    again.add(record(0.2))
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:

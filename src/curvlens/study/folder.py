@@ -12,8 +12,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from torch import Tensor
@@ -40,6 +41,11 @@ class Study:
         self.identity = identities.checked(identity)
         identities.require(self.folder, self.identity, writing=False)
         self._known: dict[str, dict[str, Record]] | None = None
+        self._writer = RLock()
+
+    def __reduce__(self) -> Any:
+        """A copy, or a pickle for another process, opens the folder anew."""
+        return partial(Study, identity=self.identity), (self.folder,)
 
     def __repr__(self) -> str:
         return f"Study({str(self.folder)!r})" if self.identity is None else f"Study({str(self.folder)!r}, identity=…)"
@@ -65,10 +71,19 @@ class Study:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Lock the folder while many records are added. Another process that wants to write gets an error."""
-        if self._known is not None:
-            yield
-            return
+        """Lock the folder while many records are added. Another process that wants to write gets an error.
+
+        Other threads that write by this object wait.
+        """
+        with self._writer:
+            if self._known is not None:
+                yield
+            else:
+                with self._opened():
+                    yield
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
         identities.require(self.folder, self.identity, writing=True)
         with locked(self.folder):
             identities.require(self.folder, self.identity, writing=True)
