@@ -179,6 +179,27 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_the_order_of_a_result_does_not_matter(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    study.add(Record("a", 1, {}, {"x": 1, "y": {"p": 2, "q": 3}}))
+    study.add(Record("a", 1, {}, {"y": {"q": 3, "p": 2}, "x": 1}))
+    with pytest.raises(CurvlensError, match="another result"):
+        study.add(Record("a", 1, {}, {"x": 2, "y": {"p": 2, "q": 3}}))
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, None, "1"])
+def test_times_are_finite_numbers(seconds: Any) -> None:
+    with pytest.raises(CurvlensError, match="expected a finite number"):
+        Record("a", 1, {}, {}, seconds)
+
+
+def test_what_a_killed_process_left_in_the_folder_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / f".curvlens-{'0' * 16}.new"
+    left.write_bytes(b"half")
+    Study(tmp_path).add(record())
+    assert not left.exists()
+
+
 def test_threads_share_a_study(tmp_path: Path) -> None:
     study = Study(tmp_path)
     with ThreadPoolExecutor(8) as pool:

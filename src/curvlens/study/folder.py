@@ -26,7 +26,7 @@ from curvlens.study import log, tensors
 from curvlens.study.lock import locked
 from curvlens.study.rows import HEADS, line
 from curvlens.study.tensors import OnDisk, Stored
-from curvlens.study.unit import FORMAT, Record, Unit
+from curvlens.study.unit import FORMAT, Record, Unit, ordered
 
 
 class Study:
@@ -184,7 +184,8 @@ class Study:
 
 
 def _require_same(there: Record, record: Record, stored: Stored | None) -> None:
-    if line(there, Stored.behind(there.tensors), timed=False) != line(record, stored, timed=False):
+    there, given = (replace(each, result=ordered(each.result)) for each in (there, record))  # in any order
+    if line(there, Stored.behind(there.tensors), timed=False) != line(given, stored, timed=False):
         raise CurvlensError(
             f"The study has another result for {record.kind!r} {dict(record.config)!r:.200}. Nothing was written. "
             f"Raise the revision, as Record({record.kind!r}, {record.revision + 1}, …), to store both."

@@ -171,7 +171,7 @@ def write(folder: Path, stored: Stored, content: bytes) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove incomplete files of killed processes; only for the process that holds the lock."""
-    if (folder / FOLDER).is_dir():
-        for file in (folder / FOLDER).iterdir():
+    for place in (folder, folder / FOLDER):
+        for file in place.iterdir() if place.is_dir() else ():
             if _UNFINISHED.fullmatch(file.name):
                 file.unlink(missing_ok=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -62,6 +64,8 @@ class Record(Unit):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "result", _mapping("result", self.result))
+        if not isinstance(self.seconds, Real) or not math.isfinite(self.seconds):
+            raise CurvlensError(f"seconds={self.seconds!r:.40}, expected a finite number, as seconds=1.5.")
         require_storable(self.tensors)
 
 
