@@ -247,3 +247,23 @@ class Sine(nn.Module):
 def test_a_model_without_layers_has_bars() -> None:
     problem = cl.Problem(Sine().double(), (torch.ones(2, 2).double(), torch.zeros(2, 3)), cl.losses.MSE())
     assert len(values(cl.trace(cl.ggn(problem), by="parameter").plot())) == 2
+
+
+COMMON = ("constructor", "toString", "hasOwnProperty", "__proto__")
+"""Names that every JavaScript object has."""
+
+
+@pytest.mark.parametrize("pattern", ["{}", "h.0.{}", "{}.0.q"])
+def test_names_that_javascript_knows(pattern: str, tmp_path: Path) -> None:
+    found = ByBlock({pattern.format(name): estimate(i + 1.0) for i, name in enumerate(COMMON)}, "trace")
+    found.plot(tmp_path / "x.svg")
+    text = (tmp_path / "x.svg").read_text()
+    assert all(f">{name}" in text or f".{name}" in text for name in COMMON)
+    assert ">=" not in text
+
+
+def test_the_largest_of_many_bars(tmp_path: Path) -> None:
+    chart = ByBlock({f"n{i}": estimate(float((-1) ** i * i)) for i in range(1200)}, "trace").plot(tmp_path / "x.svg")
+    drawn = {record["name"] for record in values(chart)}
+    assert drawn == {f"n{i}" for i in range(700, 1200)}
+    assert "the 500 largest of 1200" in (tmp_path / "x.svg").read_text()

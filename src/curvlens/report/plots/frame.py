@@ -54,6 +54,16 @@ def titled(chart: Any, what: str, provenance: Mapping[str, Any], caption: Sequen
     return chart.properties(title=altair().TitleParams(**text, **({"subtitle": below} if below else {})))
 
 
+def as_key(name: str) -> str:
+    """A name as a value of an axis. Vega fails on names that every JavaScript object has, such as ``constructor``."""
+    return f"={name}"
+
+
+def labels(**options: Any) -> Any:
+    """An axis of values by `as_key`, labelled with the names."""
+    return altair().Axis(labelExpr="slice(datum.label, 1)", **options)
+
+
 def styled(chart: Any) -> Any:
     """In the style of all charts."""
     return (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from curvlens.errors import printable
-from curvlens.report.plots.frame import CELL, GAP, INK, SIGNED, altair, colour_of, data, titled
+from curvlens.report.plots.frame import CELL, GAP, INK, SIGNED, altair, as_key, colour_of, data, labels, titled
 from curvlens.results import ByBlock, Estimate
 
 UNSURE, VERY_UNSURE = 0.25, 0.5
@@ -23,6 +23,8 @@ UNNAMED = [
     "The architecture is not known, so there is no heat map.",
     "Name its layers: cl.doctor(problem) has the line to type.",
 ]
+MOST_BARS = 500
+"""The most bars: those of the largest sizes. A picture of more cannot be read."""
 
 
 def blocks(result: ByBlock) -> Any:
@@ -56,6 +58,8 @@ def _record(result: ByBlock, name: str, estimate: Estimate) -> dict[str, Any]:
         "name": printable(name),
         "layer": None if layer is None else printable(layer),
         "role": printable(role),
+        "column": as_key(OUTSIDE if layer is None else printable(layer)),
+        "row": as_key(printable(role)),
         "head": head,
         "value": value if known else None,
         "low": value - error,
@@ -127,20 +131,18 @@ def _layers(result: ByBlock, records: Sequence[dict[str, Any]]) -> Any:
     inside = [record for record in records if record["layer"] is not None]
     outside = [record for record in records if record["layer"] is None]
     layers, roles = ([*dict.fromkeys(record[key] for record in inside)] for key in ("layer", "role"))
-    axis = alt.Axis(labelAngle=-45 if len(layers) > 6 else 0, domain=False, ticks=False)
-    x = alt.X("layer:N", sort=layers, title=None, axis=axis)
-    y = alt.Y("role:N", sort=roles, title=None, axis=alt.Axis(domain=False, ticks=False))
+    axis = labels(labelAngle=-45 if len(layers) > 6 else 0, domain=False, ticks=False)
+    x = alt.X("column:N", sort=None, title=None, axis=axis)  # in the order of the records
+    y = alt.Y("row:N", sort=None, title=None, axis=labels(domain=False, ticks=False))
     chart = _cells(inside, x, y, colour, (len(layers), len(roles)))
     if not outside:
         return chart
     for record in outside:
         record["layer"] = OUTSIDE
-    y = alt.Y(
-        "role:N", sort=[record["role"] for record in outside], title=None, axis=alt.Axis(domain=False, ticks=False)
-    )
+    y = alt.Y("row:N", sort=None, title=None, axis=labels(domain=False, ticks=False))
     beside = _cells(
         outside,
-        alt.X("layer:N", title=None, axis=alt.Axis(labels=False, ticks=False, domain=False)),
+        alt.X("column:N", title=None, axis=alt.Axis(labels=False, ticks=False, domain=False)),
         y,
         colour,
         (1, len(outside)),
@@ -157,7 +159,7 @@ def _heads(result: ByBlock, records: Sequence[dict[str, Any]]) -> Any:
     for role in dict.fromkeys(record["role"] for record in records):
         own = [record for record in records if record["role"] == role]
         heads = sorted({record["head"] for record in own})
-        x = alt.X("layer:N", sort=layers, title=None, axis=alt.Axis(labelAngle=-45, domain=False, ticks=False))
+        x = alt.X("column:N", sort=None, title=None, axis=labels(labelAngle=-45, domain=False, ticks=False))
         y = alt.Y("head:O", title="head", axis=alt.Axis(domain=False, ticks=False))
         charts.append(_cells(own, x, y, colour, (len(layers), len(heads))).properties(title=role))
     return alt.concat(*charts, columns=4).resolve_scale(color="shared")
@@ -165,11 +167,18 @@ def _heads(result: ByBlock, records: Sequence[dict[str, Any]]) -> Any:
 
 def _bars(result: ByBlock, records: Sequence[dict[str, Any]]) -> Any:
     alt = altair()
-    y = alt.Y("name:N", sort=[record["name"] for record in records], title=None)
+    shown, note = records, ""
+    if len(records) > MOST_BARS:
+        places = sorted(range(len(records)), key=lambda i: -abs(records[i]["value"] or 0.0))[:MOST_BARS]
+        shown = [records[i] for i in sorted(places)]
+        note = f"the {MOST_BARS} largest of {len(records)}"
+    shown = [{**record, "key": as_key(record["name"])} for record in shown]
+    y = alt.Y("key:N", sort=None, title=None, axis=labels())
     tooltip = [alt.Tooltip("name:N"), alt.Tooltip("said:N", title=printable(result.what))]
-    base = alt.Chart(data(records)).encode(y=y, tooltip=tooltip)
+    base = alt.Chart(data(shown)).encode(y=y, tooltip=tooltip)
     colour = colour_of(next((estimate.provenance for estimate in result.values()), {}))
     bars = base.mark_bar(color=colour, opacity=0.6, height={"band": 0.7}).encode(
         x=alt.X("value:Q", title=printable(result.what))
     )
-    return alt.layer(bars, base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q")).properties(width=420)
+    chart = alt.layer(bars, base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q")).properties(width=420)
+    return chart.properties(title=note) if note else chart

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import CELL, GAP, altair, colour_of, data, titled, whole_numbers
+from curvlens.report.plots.frame import (
+    CELL,
+    GAP,
+    altair,
+    as_key,
+    colour_of,
+    data,
+    labels,
+    titled,
+    whole_numbers,
+)
 from curvlens.results import Density, Eigs
 
 MOST_BLOCKS = 24
@@ -51,7 +61,7 @@ def _mass(result: Eigs, by: str) -> Any:
     order = [name for name in shares if name in heaviest]
     values = [f"{i + 1}: {value:.4g}" for i, value in enumerate(result.values.tolist())]
     records = [
-        {"block": printable(name), "eigenvalue": values[i], "share": share}
+        {"block": printable(name), "key": as_key(printable(name)), "eigenvalue": values[i], "share": share}
         for name in order
         for i, share in enumerate(shares[name])
     ]
@@ -61,7 +71,7 @@ def _mass(result: Eigs, by: str) -> Any:
         .mark_rect(stroke=GAP)
         .encode(
             x=alt.X("eigenvalue:N", sort=values, title="eigenvector, by its eigenvalue", axis=alt.Axis(labelAngle=-45)),
-            y=alt.Y("block:N", sort=[printable(name) for name in order], title=None),
+            y=alt.Y("key:N", sort=None, title=None, axis=labels()),  # in the order of the records
             color=alt.Color("share:Q", scale=alt.Scale(scheme="viridis", domain=[0, 1]), title="share"),
             tooltip=["block:N", "eigenvalue:N", alt.Tooltip("share:Q", format=".1%")],
         )
