@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import curvlens as cl
 from curvlens.models import GPT, GPTConfig
@@ -46,3 +46,37 @@ def direction(size: int, seed: int = 1) -> Tensor:
 def relative(a: Tensor, b: Tensor) -> float:
     """‖a − b‖/‖b‖."""
     return float((a - b).norm() / b.norm())
+
+
+class Cell(nn.Module):
+    """A layer of `Cells`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.n, self.sa, self.ff = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = x + self.ff(torch.tanh(self.sa(self.n(x))))
+        return mixed
+
+
+class Cells(nn.Module):
+    """An architecture that curvlens does not know, with a list of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok, self.to_vocab = nn.Embedding(7, 4), nn.Linear(4, 7)
+        self.cells = nn.ModuleList(Cell(4) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tok(tokens)
+        for cell in self.cells:
+            x = cell(x)
+        out: Tensor = self.to_vocab(x)
+        return out
+
+
+def cells(**options: Any) -> cl.Problem:
+    """A problem with an architecture that curvlens does not know."""
+    torch.manual_seed(0)
+    return cl.Problem(Cells().double(), torch.randint(7, (3, 5)), cl.losses.CausalLM(), **options)

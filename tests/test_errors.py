@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -170,6 +171,21 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "vector of another kind": (lambda: cl.hessian(problem()) @ "v", "got a str"),
     "complex vector": (lambda: cl.hessian(problem()) @ torch.ones(242, dtype=torch.complex64), "complex"),
+    "complex array": (lambda: cl.hessian(problem()) @ np.full(242, 1j), "complex.*both parts"),
+    "complex rows": (lambda: np.full(242, 1j) @ cl.hessian(problem()), "complex.*both parts"),
+    "complex array to scipy": (lambda: cl.hessian(problem()).to_scipy() @ np.full(242, 1j), "complex.*both parts"),
+    "complex dict": (
+        lambda: cl.hessian(problem()) @ problem().layout.unflatten(torch.full((242,), 1j)),
+        "complex.*both parts",
+    ),
+    "complex right-hand side": (lambda: cl.ggn(problem()).solve(np.full(242, 1j), damping=0.1), "complex.*both parts"),
+    "complex parameters": (lambda: problem().with_params(torch.full((242,), 1j)), "complex"),
+    "complex parameter": (
+        lambda: problem().with_params({"pos.weight": torch.full(problem().layout.shapes["pos.weight"], 1j)}),
+        "complex",
+    ),
+    "complex start": (lambda: cl.eigs(cl.hessian(problem()), 1, start=torch.full((242,), 1j)), "complex"),
+    "complex diagonal": (lambda: cl.operators.diagonal({"a": torch.full((3,), 1j)}), "complex"),
     "dict with a wrong name": (
         lambda: cl.hessian(problem()) @ {"embed.wight": torch.ones(7, 4)},
         "'embed.wight'.*Did you mean 'embed.weight'",

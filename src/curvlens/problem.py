@@ -16,7 +16,7 @@ from curvlens._evaluation.parameters import choose, device_and_dtype, named
 from curvlens._evaluation.sums import Number, summed
 from curvlens._evaluation.totals import Total
 from curvlens.batches import Data
-from curvlens.blocks import Blocks, Family, Heads, Layout, map_blocks, watch
+from curvlens.blocks import Blocks, Family, Heads, Layout, map_blocks, require_real, watch
 from curvlens.errors import CurvlensError, a_kind
 from curvlens.losses import Loss, as_loss
 from curvlens.memory import available_bytes, parse_bytes
@@ -223,4 +223,5 @@ class Problem:
             raise CurvlensError(
                 f"Expected a flat vector of {self.layout.size} numbers or a dict by parameter name, got {given}."
             )
+        require_real(theta)
         return theta.detach().to(device=self.device, dtype=self.dtype)

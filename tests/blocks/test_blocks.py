@@ -372,6 +372,54 @@ def test_layers_roles_and_heads_of_an_unknown_architecture_are_parameters_with_a
         fused_problem().blocks.by(by)
 
 
+def test_own_names_make_layers_and_roles_of_an_unknown_architecture() -> None:
+    roles = {"attn": "sa", "mlp": "ff", "norm": "n"}
+    parts = small.cells(blocks={f"h.{i}.{r}": f"cells.{i}.{m}.*" for i in range(2) for r, m in roles.items()}).blocks
+    whole = small.cells(blocks={f"h.{i}": f"cells.{i}.*" for i in range(2)}).blocks
+    outside = {"tok.weight", "to_vocab.weight", "to_vocab.bias"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(parts.by("role")) == {*roles, *outside}
+        for blocks in (parts, whole):
+            layers = blocks.by("layer")
+            assert set(layers) == {"h.0", "h.1", *outside}
+            assert {p.parameter for p in blocks.find(["h.0"])} == {n for n in blocks.by("parameter") if "cells.0" in n}
+    with pytest.warns(cl.CurvlensWarning, match="one row for each block"):
+        parts.by("head")
+    H = cl.hessian(small.cells(blocks={"h.0": "cells.0", "h.1": "cells.1"}))
+    assert set(cl.eigs(H, 1).mass("layer")) == {"h.0", "h.1", *outside}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["cells.0.sa.w", "cells.0.ff.w", "cells.1.sa.w", "cells.1.ff.w", "tok.w"],
+        ["cells.0.sa.w", "cells.1.ff.w", "cells.1.sa.w"],
+        ["0.weight", "0.bias", "2.weight", "2.bias"],
+        ["model.up.weight", "model.down.weight"],
+        ["w"],
+    ],
+)
+def test_the_suggested_names_run_and_make_layers(names: list[str]) -> None:
+    blocks = Blocks.of_parameters([Part(name, (2,)) for name in names])
+    assert not blocks.layers
+    own: Any = eval(f"dict({blocks.suggestion})")["blocks"]
+    assert blocks.grouped(own).layers
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("h.0.attn.q", r"the architecture is not known.*Problem\(\.\.\., blocks=\{"),
+        ("cell.0", r"Did you mean 'cells\.0'"),
+        (0, r"Use a name such as H\['tok\.weight'\]"),
+    ],
+)
+def test_a_wrong_name_in_an_unknown_architecture_is_told_what_there_is(name: Any, message: str) -> None:
+    with pytest.raises(cl.CurvlensError, match=message):
+        cl.hessian(small.cells())[name]
+
+
 def test_two_towers_keep_their_own_names() -> None:
     class Towers(nn.Module):
         def __init__(self) -> None:
@@ -493,6 +541,15 @@ def with_rules(*rules: Rule, **options: Any) -> cl.Problem:
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
     data = (torch.randn(3, 4).double(), torch.randn(3, 4).double())
     return cl.Problem(model, data, cl.losses.MSE(), blocks=Family("mine", rules), **options)
+
+
+@pytest.mark.parametrize("axes", ["vocab d", "in out"])
+def test_a_rule_with_other_words_for_in_and_out_is_told_which(axes: str) -> None:
+    with pytest.raises(cl.CurvlensError, match=r"Use 'out in', or with heads '\(head dim\) in'"):
+        with_rules(Rule("0.weight", "start", axes))
+    assert "start" in with_rules(Rule("0.weight", "start", "out in")).blocks
+    with pytest.raises(cl.CurvlensError, match="one word for each axis"):
+        with_rules(Rule("0.weight", "start", "out"))
 
 
 def test_an_own_family_is_used_however_little_it_names() -> None:

@@ -25,7 +25,7 @@ from curvlens.checkup import Finding, Report, doctor, examine
 from curvlens.checkup import kernels as kernels_module
 from curvlens.checkup.untouched import untouched
 from sick import LABELS, TOKENS, Wrapped, mean_loss, plain_product
-from small import direction, gpt, problem, relative
+from small import Cells, direction, gpt, problem, relative
 
 CE = cl.losses.CrossEntropy
 DATA = (TOKENS, LABELS)
@@ -708,11 +708,16 @@ def test_unknown_architecture() -> None:
     assert len(found.blocks) == len(found.layout.names)
     own = cl.Problem(model, DATA, CE(), blocks={"ends": ["0.*", "2.*"]})
     assert list(doctor(own)) == []
-    for other, pattern in ((model, "0.*"), (sick.Bare(), "w")):  # the pattern of the fix is one of this model
-        data, loss = (DATA, CE()) if other is model else (torch.ones(2, 3).double(), lambda y, batch: (y.sum(), 2))
-        fix = doctor(other, data, loss)[0].fix
-        assert f"blocks={{'first': {pattern!r}}}" in fix
-        assert next(iter(cl.Problem(other, data, loss, blocks={"first": pattern}).blocks)) == "first"
+    cases = [
+        (model, DATA, CE()),
+        (sick.Bare(), torch.ones(2, 3).double(), lambda y, batch: (y.sum(), 2)),
+        (Cells().double(), torch.randint(7, (3, 5)), cl.losses.CausalLM()),
+    ]
+    for arguments in cases:  # the fix, typed as it is
+        fix = next(f.fix for f in doctor(*arguments) if f.name == "unknown-architecture")
+        named = eval(fix.replace("Problem(...,", "cl.Problem(*arguments,"))
+        assert named.blocks.layers
+        assert "unknown-architecture" not in [finding.name for finding in doctor(named)]
 
 
 # What Problem refuses, and checks that fail

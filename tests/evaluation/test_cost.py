@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -154,3 +154,19 @@ def test_released_graphs_are_freed() -> None:
             model.get_parameter("0.weight").add_(1e-3)
         H @ v
     assert resident() - before < 20e6  # forty graphs of 2 MB would be more
+
+
+def test_a_model_that_asserts_its_batch_size_is_not_cut() -> None:
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 1).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert len(x) == 4
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    x = torch.arange(8, dtype=torch.float64).view(4, 2)
+    model = Strict()
+    free, bound = (cl.Problem(model, (x, x[:, :1]), cl.losses.MSE(), memory=m) for m in (None, 0))
+    assert torch.equal(cl.hessian(free).dense(), cl.hessian(bound).dense())

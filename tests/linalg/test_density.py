@@ -204,3 +204,12 @@ def test_bad_functions() -> None:
         density.curve(width=0)
     with pytest.raises(cl.CurvlensError, match="empty"):
         density.distance(torch.zeros(0))
+
+
+def test_the_cost_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    A = torch.diag(torch.arange(100.0, dtype=torch.float64))
+    with caplog.at_level("INFO", logger="curvlens"):
+        cl.density(A, probes=2, steps=25)
+        cl.density(A)
+    assert "2 probes of 25 steps, 50 products" in caplog.text
+    assert "all 100 eigenvalues, 100 products" in caplog.text

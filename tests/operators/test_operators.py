@@ -107,6 +107,18 @@ def test_tags() -> None:
     assert not cl.ggn(cl.Problem(PROBLEM.model, PROBLEM.data.source, lambda o, b: (o.pow(4).sum(), 1))).psd
 
 
+@pytest.mark.parametrize("kind", [lambda x: x, lambda x: x.numpy()])
+def test_tags_stay_true_when_the_source_changes(kind: Callable[[Tensor], Any]) -> None:
+    z, S = torch.ones(3, dtype=torch.float64), torch.eye(len(HD), dtype=torch.float64)
+    D, W = cl.operators.diagonal(kind(z)), H + kind(S)
+    z.neg_()
+    S[0, 1] = 5
+    assert D.psd
+    assert D.quadratic(torch.ones(3)) == 3
+    assert W.symmetric
+    assert torch.equal(W.dense(), HD + IDENTITY)
+
+
 def test_eigenvalues_by_scipy() -> None:
     values = sla.eigsh(H.to_scipy(), k=3, return_eigenvectors=False)
     exact = torch.linalg.eigvalsh(HD)

@@ -603,6 +603,16 @@ def test_propagation_by_layer_and_by_role(tmp_path: Any) -> None:
         module_part(problem.model, "h.0")  # type: ignore[arg-type]
 
 
+def test_propagation_through_an_unknown_architecture_with_own_names() -> None:
+    with pytest.raises(cl.CurvlensError, match=r"Name its layers: Problem\(\.\.\., blocks=") as error:
+        propagation(small.cells())
+    fix = str(error.value).partition("Problem(..., blocks=")[2].removesuffix(").")
+    for own in (eval(fix), {"h.0": "cells.0.*", "h.1": "cells.1.*"}):
+        found = propagation(small.cells(blocks=own), samples=2)
+        assert list(found.levels) == ["h.0", "h.1"]
+        assert len(found.table()) == 12
+
+
 def test_a_norm_is_never_below_the_spectral_norm() -> None:
     """From the fewest samples, where samples alone put a norm below the largest eigenvalue; printed with ±."""
     torch.manual_seed(0)

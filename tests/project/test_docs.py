@@ -190,6 +190,11 @@ def test_the_reference_has_every_public_name() -> None:
     assert not [name for name in cl.__all__ if f"cl.{name}" not in words]
 
 
+def test_the_index_of_the_reference_has_a_line_for_every_public_name() -> None:
+    rows = re.findall(r"^\| `cl\.(\w+)` \| .+ \| \[", (ROOT / "docs/reference/index.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(cl.__all__)
+
+
 def test_the_reference_has_every_name_of_a_public_package() -> None:
     text = reference()
     packages = [name for name in cl.__all__ if hasattr(getattr(cl, name), "__path__")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 import curvlens as cl
 import small
 from curvlens import report
-from curvlens.report.plots.heat import OUTSIDE
+from curvlens.report.plots.frame import BLUE, INK, ORANGE
+from curvlens.report.plots.heat import OUTSIDE, ticks
+from curvlens.report.profile_page import icicle
 from curvlens.results import ByBlock, Estimate, Result
 from curvlens.results.estimate import not_measured
 
@@ -87,6 +90,16 @@ def test_a_heat_map_has_every_block(results: dict[str, Result]) -> None:
         assert record["layer"] == layer
 
 
+def test_bars_say_that_the_architecture_is_not_known(results: dict[str, Result]) -> None:
+    unknown = cl.trace(cl.ggn(small.cells()), 2, by="block").plot().to_dict()
+    assert "architecture is not known" in str(unknown["title"])
+    named = small.cells(blocks={f"h.{i}.{role}": f"cells.{i}.{role}" for i in range(2) for role in ("n", "sa", "ff")})
+    drawn = cl.trace(cl.ggn(named), 2, by="block").plot()
+    assert {record["layer"] for record in values(drawn)} == {"h.0", "h.1", OUTSIDE}
+    for chart in (drawn, results["layer"].plot()):
+        assert "architecture" not in str(chart.to_dict().get("title"))
+
+
 def test_heads_are_by_role(results: dict[str, Result]) -> None:
     drawn = values(results["head"].plot())
     assert {record["head"] for record in drawn} == {0, 1}
@@ -104,6 +117,27 @@ def test_what_is_not_sure_is_marked() -> None:
     }
 
 
+def test_a_picture_names_its_operator_and_its_marks(results: dict[str, Result]) -> None:
+    names = {"block": "trace of G", "layer": "trace of H", "eigs": "eigenvalues of H", "density": "density of H"}
+    for name, said in {**names, "diagonal": "diagonal of H"}.items():
+        assert said in results[name].plot().to_dict()["title"]["text"]
+    unsure = ByBlock({"h.0.attn.q": estimate(1.0, 0.3), "h.1.attn.q": estimate(1.0, 0.9)}, "trace").plot().to_dict()
+    assert "dot: error above 25 %" in str(unsure["title"])
+    assert "stroke: error above 50 %" in str(unsure["title"])
+    assert "title" not in ByBlock({"h.0.attn.q": estimate(1.0), "h.1.attn.q": estimate(2.0)}, "trace").plot().to_dict()
+    assert "share of the eigenvalues found" in json.dumps(results["eigs"].plot().to_dict())
+    assert "symmetric log" in json.dumps(results["density"].plot().to_dict())
+
+
+@pytest.mark.parametrize("ends", [(1.0, 1.2), (3.0, 40.0), (1e-9, 1e9), (-2.0, 5.0), (0.0, 1e-7), (1e-300, 1e-290)])
+def test_a_legend_has_three_ticks_within_its_range(ends: tuple[float, float]) -> None:
+    found = ticks(*ends)
+    assert 3 <= len(found) <= 10
+    assert found == sorted(set(found))
+    size = max(map(abs, ends))
+    assert all((-size if ends[0] < 0 else ends[0]) <= tick <= ends[1] for tick in found)
+
+
 @pytest.mark.parametrize(
     ("numbers", "scale"),
     [((1.0, 100.0), "log"), ((-3.0, 5.0), "symlog"), ((0.0, 5.0), "symlog"), ((0.0, 0.0), "symlog")],
@@ -112,6 +146,32 @@ def test_colours_by_sign(numbers: tuple[float, float], scale: str, tmp_path: Pat
     found = ByBlock({f"h.{i}.attn.q": estimate(x) for i, x in enumerate(numbers)}, "trace")
     assert f'"type": "{scale}"' in json.dumps(found.plot(tmp_path / "x.svg").to_dict())
     assert "NaN" not in (tmp_path / "x.svg").read_text()
+
+
+@pytest.mark.parametrize(("operator", "colour"), [("hessian", INK), ("ggn", BLUE), ("functional", ORANGE)])
+def test_curves_have_the_colour_of_their_operator(operator: str, colour: str) -> None:
+    whole = getattr(cl, operator)(small.problem())["h.0.attn.q"]
+    for result in (cl.density(whole), cl.eigs(whole, 2)):
+        text = json.dumps(result.plot().to_dict()["hconcat"])
+        assert [part for part in (INK, BLUE, ORANGE) if part in text] == [colour]
+        assert text.count(colour) >= 3
+
+
+def test_positive_is_blue_everywhere(results: dict[str, Result], tmp_path: Path) -> None:
+    signed = ByBlock({"h.0.attn.q": estimate(-3.0), "h.1.attn.q": estimate(5.0)}, "trace")
+    for result in (signed, results["profile"]):
+        assert '"reverse": true, "scheme": "blueorange"' in json.dumps(result.plot().to_dict(), sort_keys=True)
+    page = icicle(results["profile"])  # type: ignore[arg-type]
+    assert "--positive: light-dark(#5b9bd5" in page
+
+
+def test_the_filter_of_a_profile_reaches_the_icicle_and_the_folded_table(results: dict[str, Result]) -> None:
+    page = icicle(results["profile"])  # type: ignore[arg-type]
+    assert 'document.dispatchEvent(new CustomEvent("page:filter"' in page
+    assert 'document.addEventListener("page:filter"' in page
+    assert ".cell.dim {" in page
+    assert 'querySelectorAll("section > details")' in page  # opened by a filter: the table is in one
+    assert re.search(r'<section id="numbers"[^>]*>\s*<details>', page)
 
 
 def test_masses_of_eigenvectors(results: dict[str, Result]) -> None:
@@ -187,3 +247,23 @@ class Sine(nn.Module):
 def test_a_model_without_layers_has_bars() -> None:
     problem = cl.Problem(Sine().double(), (torch.ones(2, 2).double(), torch.zeros(2, 3)), cl.losses.MSE())
     assert len(values(cl.trace(cl.ggn(problem), by="parameter").plot())) == 2
+
+
+COMMON = ("constructor", "toString", "hasOwnProperty", "__proto__")
+"""Names that every JavaScript object has."""
+
+
+@pytest.mark.parametrize("pattern", ["{}", "h.0.{}", "{}.0.q"])
+def test_names_that_javascript_knows(pattern: str, tmp_path: Path) -> None:
+    found = ByBlock({pattern.format(name): estimate(i + 1.0) for i, name in enumerate(COMMON)}, "trace")
+    found.plot(tmp_path / "x.svg")
+    text = (tmp_path / "x.svg").read_text()
+    assert all(f">{name}" in text or f".{name}" in text for name in COMMON)
+    assert ">=" not in text
+
+
+def test_the_largest_of_many_bars(tmp_path: Path) -> None:
+    chart = ByBlock({f"n{i}": estimate(float((-1) ** i * i)) for i in range(1200)}, "trace").plot(tmp_path / "x.svg")
+    drawn = {record["name"] for record in values(chart)}
+    assert drawn == {f"n{i}" for i in range(700, 1200)}
+    assert "the 500 largest of 1200" in (tmp_path / "x.svg").read_text()

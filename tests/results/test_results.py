@@ -137,7 +137,7 @@ def test_sums_of_estimates() -> None:
     assert float((one + unknown).stderr) == pytest.approx(errors[0] + errors[2])
     with pytest.raises(cl.CurvlensError, match="multiplied by numbers"):
         one * other
-    with pytest.raises(cl.CurvlensError, match="shapes"):
+    with pytest.raises(cl.CurvlensError, match="Shapes must match"):
         one + cl.diagonal(A, 8)
 
 
@@ -239,8 +239,8 @@ def test_damage_is_noticed(results: dict[str, Any], tmp_path: Path) -> None:
     for change, message in (
         ({"kind": "Pickle"}, "this version of curvlens reads"),
         ({"format": 99}, "in format 99"),
-        ({"fields": {}}, "no complete Eigs"),
-        ({"fields": {**document["fields"], "values": {"$tensor": "../../secret"}}}, "no complete Eigs"),
+        ({"fields": {}}, "not a complete Eigs"),
+        ({"fields": {**document["fields"], "values": {"$tensor": "../../secret"}}}, "not a complete Eigs"),
         ({"fields": {**document["fields"], "values": "x"}}, "expected a tensor"),
         ({"fields": 3}, "it has no fields"),
         ({"tensors": {"file": "../../secret.safetensors", "sha256": ""}}, "not the name of such a file"),
@@ -288,6 +288,29 @@ def test_results_are_replaced_as_a_whole(results: dict[str, Any], tmp_path: Path
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
     assert weights.read_bytes() == b"somebody's model"
     assert same(cl.load(tmp_path / "model"), results["estimate"])
+
+
+def test_only_results_are_replaced(results: dict[str, Any], tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    for foreign in ('{"hidden_size": 64}', "not even JSON", '{"format": 1, "kind": "Eigs"}'):
+        config.write_text(foreign)
+        with pytest.raises(cl.CurvlensError, match="was not written by curvlens, so it is not overwritten"):
+            results["estimate"].save(tmp_path / "config")
+        assert config.read_text() == foreign
+        assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+    changed = results["estimate"].save(tmp_path / "changed")
+    changed.write_text(changed.read_text().replace('"note": ""', '"note": "mine"'))
+    with pytest.raises(cl.CurvlensError, match="was changed since curvlens wrote it"):
+        results["estimate"].save(changed)
+
+
+def test_results_without_a_seal_are_replaced(results: dict[str, Any], tmp_path: Path) -> None:
+    old = results["estimate"].save(tmp_path / "old")
+    document = json.loads(old.read_text())
+    del document["written by"]
+    old.write_text(json.dumps(document | {"format": 1}))
+    assert results["estimate"].save(old) == old
+    assert "written by" in json.loads(old.read_text())
 
 
 def test_an_exact_density_and_arrays_are_saved(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,24 @@ def test_tensors_come_back_from_any_number_of_processes(tmp_path: Path, jobs: in
     assert run_units(study, squared(4), {"squares": squares}, jobs=jobs) == Finished(0, 0)
 
 
+def test_tensors_do_not_stay_in_memory(tmp_path: Path) -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def keep(config: Mapping[str, Any]) -> Measured:
+        found = squares(config)
+        seen.append(weakref.ref(found.tensors["square"]))
+        return found
+
+    alive: list[int] = []
+    run_units(
+        Study(tmp_path),
+        squared(5),
+        {"squares": keep},
+        progress=lambda _: alive.append(sum(each() is not None for each in seen)),
+    )
+    assert max(alive) == 1  # that of the last unit
+
+
 def test_more_work_is_another_unit(tmp_path: Path) -> None:
     study = Study(tmp_path)
     few, many = Unit("squares", 1, {"x": 2.0, "samples": 8}), Unit("squares", 1, {"x": 2.0, "samples": 32})
@@ -273,6 +292,35 @@ def test_a_result_that_cannot_be_stored_leaves_the_others(tmp_path: Path) -> Non
     with pytest.raises(CurvlensError, match=r"1 of 3 units failed.*result\['x'\] is of type Tensor"):
         run_units(study, squared(3), {"squares": some})
     assert study.missing(squared(3)) == squared(3)[1:2]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [({"v": torch.ones(2).to_sparse()}, r"tensors\['v'\] is sparse"), ([1], "tensors is of type list")],
+)
+def test_tensors_that_cannot_be_stored_leave_the_others(tmp_path: Path, tensors: Any, said: str) -> None:
+    study = Study(tmp_path)
+
+    def some(config: Mapping[str, Any]) -> Measured:
+        return Measured({"r": 1}, tensors if config["x"] == 1 else {})
+
+    with pytest.raises(CurvlensError, match=rf"1 of 4 units failed.*squares {{'x': 1.0}}.*{said}"):
+        run_units(study, squared(4), {"squares": some})
+    assert study.missing(squared(4)) == squared(4)[1:2]
+
+
+def test_work_may_write_into_its_configuration(tmp_path: Path) -> None:
+    study, units = Study(tmp_path), [Unit("sizes", 1, {"sizes": [1, 2]})]
+
+    def grow(config: Mapping[str, Any]) -> dict[str, Any]:
+        config["sizes"].append(3)
+        return {"n": len(config["sizes"])}
+
+    assert run_units(study, units, {"sizes": grow}) == Finished(1, 0)
+    assert units[0].config == {"sizes": [1, 2]}
+    found = study.get(units[0])
+    assert found is not None
+    assert found.result == {"n": 3}
 
 
 def test_an_interrupt_keeps_what_is_done(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import functools
 import gzip
 import math
 import os
+import pickle
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -172,8 +174,47 @@ def test_no_space_left_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    with Study(tmp_path).writing(), pytest.raises(CurvlensError, match="Another process"), Study(tmp_path).writing():
+    one, other = Study(tmp_path), Study(tmp_path)
+    with one.writing(), pytest.raises(CurvlensError, match="Another Study of this process"), other.writing():
         pass
+
+
+def test_the_order_of_a_result_does_not_matter(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    study.add(Record("a", 1, {}, {"x": 1, "y": {"p": 2, "q": 3}}))
+    study.add(Record("a", 1, {}, {"y": {"q": 3, "p": 2}, "x": 1}))
+    with pytest.raises(CurvlensError, match="another result"):
+        study.add(Record("a", 1, {}, {"x": 2, "y": {"p": 2, "q": 3}}))
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, None, "1"])
+def test_times_are_finite_numbers(seconds: Any) -> None:
+    with pytest.raises(CurvlensError, match="expected a finite number"):
+        Record("a", 1, {}, {}, seconds)
+
+
+def test_what_a_killed_process_left_in_the_folder_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / f".curvlens-{'0' * 16}.new"
+    left.write_bytes(b"half")
+    Study(tmp_path).add(record())
+    assert not left.exists()
+
+
+def test_threads_share_a_study(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: study.add(record(seed=seed)), range(40)))
+    assert len(study.records("fig3a")) == 40
+    assert len(study.file("fig3a").read_bytes().splitlines()) == 41
+
+
+def test_a_copy_of_a_study_opens_it_anew(tmp_path: Path) -> None:
+    study = Study(tmp_path, identity={"of": "copies"})
+    study.add(record(0.1))
+    with study.writing():
+        again = pickle.loads(pickle.dumps(study))
+    assert again.records("fig3a") == study.records("fig3a")
+    again.add(record(0.2))
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -145,10 +145,20 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         ([1.0], "is of type list"),
         (torch.eye(2).to_sparse(), "is sparse"),
         (torch.ones(2, dtype=torch.complex128), "view_as_real"),
+        (torch.ones(2).to(torch.float8_e8m0fnu), "in another dtype"),
+        (torch.ones(2, device="meta"), "is on the device 'meta'"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "is nested"),
     ],
 )
 def test_what_safetensors_cannot_hold_is_told(tmp_path: Path, tensor: Any, said: str) -> None:
     study = Study(tmp_path)
     with pytest.raises(CurvlensError, match=said):
         study.add(record(v=tensor))
+    assert study.records("eigs") == {}
+
+
+def test_a_name_that_safetensors_keeps_is_told(tmp_path: Path) -> None:
+    study = Study(tmp_path)
+    with pytest.raises(CurvlensError, match="Rename the tensor"):
+        study.add(record(__metadata__=V))
     assert study.records("eigs") == {}

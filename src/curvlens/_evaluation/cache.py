@@ -24,7 +24,6 @@ from curvlens._evaluation.meter import OverBudgetError, built
 from curvlens._evaluation.pieces import Piece
 from curvlens._evaluation.point import Point
 from curvlens._evaluation.recordings import Recordings
-from curvlens.errors import CurvlensError
 
 if TYPE_CHECKING:
     from curvlens._evaluation.evaluation import Evaluation
@@ -201,6 +200,6 @@ class Cache:
             return False
         try:
             setting.check_cut(self.evaluation, piece)
-        except (CurvlensError, RuntimeError, ValueError, IndexError, TypeError):
+        except Exception:
             return False  # the model does not accept half a batch
         return True

@@ -3,9 +3,9 @@
 from curvlens.blocks.block import Block
 from curvlens.blocks.family import Family, Rule
 from curvlens.blocks.heads import Heads
-from curvlens.blocks.layout import Layout
+from curvlens.blocks.layout import Layout, require_real
 from curvlens.blocks.map import Blocks, By
 from curvlens.blocks.naming import map_blocks
 from curvlens.blocks.splits import Seen, watch
 
-__all__ = ["Block", "Blocks", "By", "Family", "Heads", "Layout", "Rule", "Seen", "map_blocks", "watch"]
+__all__ = ["Block", "Blocks", "By", "Family", "Heads", "Layout", "Rule", "Seen", "map_blocks", "require_real", "watch"]

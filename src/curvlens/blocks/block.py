@@ -16,6 +16,16 @@ from curvlens.errors import CurvlensError
 _LAYER = re.compile(r"(?P<layer>(?:.*\.)?(?:h|enc|dec)\.\d+)\.(?P<role>.+)", re.DOTALL)
 
 
+def layer_of(name: str) -> str | None:
+    """The layer of a block's name, which may be a whole layer; None outside of the layers.
+
+    >>> layer_of("h.3.attn.q"), layer_of("h.3"), layer_of("embed")
+    ('h.3', 'h.3', None)
+    """
+    found = _LAYER.fullmatch(name) or _LAYER.fullmatch(f"{name}.whole")
+    return found["layer"] if found else None
+
+
 @dataclass(frozen=True)
 class Block:
     """A name, such as ``h.3.attn.q``, and the parts of parameters that it stands for."""

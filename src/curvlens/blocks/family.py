@@ -20,11 +20,30 @@ Sizes = Callable[[nn.Module], Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Rule:
-    """Names a parameter: the end of its name, its block, and its axes (notation: `curvlens.blocks.axes`).
+    """Names a parameter: the end of its name, its block, and its axes.
 
     In ``parameter``, ``{i}`` is the number of the layer, ``{e}`` the number of an expert and ``{any}`` any name without
     a dot. In ``block``, ``*`` is the role from the axes, as in
     ``Rule("h.{i}.attn.c_attn.weight", "h.{i}.attn.*", "in (q/k/v head dim)")``.
+
+    ``axes`` has a word for each axis of the tensor, in storage order. Words in brackets share one axis, which is their
+    product.
+
+    | tensor | axes |
+    |---|---|
+    | weight of `nn.Linear` | ``out in`` |
+    | weight of Hugging Face's ``Conv1D`` | ``in out`` |
+    | weight of `nn.Embedding` | ``in out`` |
+    | bias, weight of a norm | ``out`` |
+    | queries, keys or values, `nn.Linear` | ``(head dim) in``, and ``(head dim)`` of the bias |
+    | the same in one tensor, one after the other | ``(q/k/v head dim) in`` |
+    | the same in one tensor, head by head | ``(head q/k/v dim) in`` |
+    | output projection of attention, `nn.Linear` | ``out (head dim)`` |
+    | gate and up in one tensor | ``(gate/up out) in`` |
+
+    The words: ``in`` and ``out`` are the inputs and outputs of the weight; ``head`` or ``expert`` divides the block
+    into heads, and ``dim`` is the width of a head; ``q/k/v`` are roles of equal size; ``q:head+k:head+v:head`` are
+    roles whose sizes `Family.sizes` gives. Any other word is an axis without a meaning.
     """
 
     parameter: str

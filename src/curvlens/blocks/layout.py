@@ -109,6 +109,7 @@ class Layout:
                 "the block of those you have: H[names]."
             )
         given = [torch.as_tensor(parts[name]) for name in self.shapes]
+        require_real(*given)
         if dtype is None:  # integers get torch's default dtype
             floating = [part.dtype for part in given if part.is_floating_point()]
             dtype = reduce(torch.promote_types, floating) if floating else torch.get_default_dtype()
@@ -122,3 +123,11 @@ class Layout:
                 )
             flat[self.slices[name]] = part.detach().reshape(-1).to(flat)
         return flat
+
+
+def require_real(*vectors: Tensor) -> None:
+    """Raise an error for complex vectors: a conversion to a real dtype would drop the imaginary part."""
+    if any(v.is_complex() for v in vectors):
+        raise CurvlensError(
+            "The vector is complex, the operator is real. Apply it to both parts: H @ v.real + 1j * (H @ v.imag)."
+        )

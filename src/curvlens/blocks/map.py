@@ -13,10 +13,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from curvlens.blocks.block import Block
+from curvlens.blocks.block import Block, layer_of
 from curvlens.blocks.cutting import embed, extract, union
 from curvlens.blocks.groups import groups, left_of
 from curvlens.blocks.parts import Part
+from curvlens.blocks.suggestion import own_blocks
 from curvlens.blocks.table import lines
 from curvlens.errors import CurvlensError, CurvlensWarning, a_kind, listing, nearest
 
@@ -34,6 +35,12 @@ def _unknown_heads(names: Iterable[str]) -> str:
         "heads={'h.0.attn': 6}, or for grouped queries (queries, keys) heads=(6, 2). For `curvlens blocks` add "
         "--heads 6."
     )
+
+
+def _starts(name: str) -> Iterator[str]:
+    """All beginnings of a name that end before a dot: ``h`` and ``h.0`` of ``h.0.attn``."""
+    words = name.split(".")
+    yield from (".".join(words[:i]) for i in range(1, len(words)))
 
 
 class Blocks(Mapping[str, Block]):
@@ -100,16 +107,28 @@ class Blocks(Mapping[str, Block]):
         """The same entries by layer, role, parameter or head (experts count as heads)."""
         if what not in get_args(By):
             raise CurvlensError(f"by={what!r}, expected one of {listing(get_args(By))}.")
-        if what in NAMED and self.family is None:
+        if what in NAMED and self.family is None and (what == "head" or not self.layers):
+            row = "parameter" if len(self._base) == len(self.order) else "block"
+            fix = "Give" if self.layers else f"Name its layers: Problem(..., {self.suggestion}), or give"
             warnings.warn(
-                f"by={what!r}: the architecture is not known, so there is one row for each parameter. Name your own "
-                "groups with Problem(..., blocks={'name': 'pattern'}) and use by='block', or give a Family of rules.",
+                f"by={what!r}: the architecture is not known, so there is one row for each {row}. {fix} a Family of "
+                "rules.",
                 CurvlensWarning,
                 stacklevel=3,
             )
         if what == "head":
             self._require_heads()
         return self if what == "block" else self._base._by(what)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers, in the order of the model; none if no block is in a layer."""
+        return tuple(dict.fromkeys(layer for b in self._base._blocks.values() if (layer := layer_of(b.name))))
+
+    @property
+    def suggestion(self) -> str:
+        """``blocks=`` for this model, as code, if its architecture is not known."""
+        return own_blocks(part.parameter for part in self.order)
 
     @property
     def headless(self) -> list[str]:
@@ -143,8 +162,8 @@ class Blocks(Mapping[str, Block]):
         return Blocks(blocks, self.order, family=self.family, tied=self.tied, unmapped=self.unmapped)
 
     def maps(self) -> dict[str, dict[str, list[str]]]:
-        """`to_dict` by head, layer and role; empty if the architecture is not known."""
-        if self.family is None:
+        """`to_dict` by head, layer and role; empty if the architecture is not known and no block is in a layer."""
+        if self.family is None and not self.layers:
             return {}
         known = [what for what in NAMED if what != "head" or not self.headless]
         return {what: self._base._by(what).to_dict() for what in known}
@@ -190,7 +209,8 @@ class Blocks(Mapping[str, Block]):
     def grouped(self, patterns: Mapping[str, str | Iterable[str]]) -> Blocks:
         """Group blocks under the user's own names: ``{name: block names, parameter names or patterns}``.
 
-        Groups are the blocks of ``by="block"``. Blocks outside of the groups, layers, roles and heads do not change.
+        Groups are the blocks of ``by="block"``. Blocks outside of the groups, layers, roles and heads do not change. If
+        the architecture is not known, groups with names such as ``h.0.attn`` or ``h.0`` make layers and roles.
         """
         own = groups(patterns, self.find)
         taken = [part for block in own for part in block.parts]
@@ -202,9 +222,9 @@ class Blocks(Mapping[str, Block]):
                     f"{block.name!r} would be the name of two blocks: your own, and a block of the model with other "
                     "parameters. Choose another name."
                 )
-        return Blocks(
-            [*own, *rest], self.order, family=self.family, tied=self.tied, unmapped=self.unmapped, base=self._base
-        )
+        naming = self.family is None and any(layer_of(block.name) for block in own)
+        base = None if naming else self._base
+        return Blocks([*own, *rest], self.order, family=self.family, tied=self.tied, unmapped=self.unmapped, base=base)
 
     # Names
 
@@ -224,7 +244,8 @@ class Blocks(Mapping[str, Block]):
         for item in wanted:
             if not isinstance(item, str):
                 raise CurvlensError(
-                    f"The name of a block is a text; got {a_kind(item)}. Use a name such as H['h.0.attn.q']."
+                    f"The name of a block is a text; got {a_kind(item)}. Use a name such as "
+                    f"H[{next(iter(self), '')!r}]."
                 )
             found += self._one(item)
         if not found:
@@ -276,8 +297,14 @@ class Blocks(Mapping[str, Block]):
                     f"No block or parameter is called {name!r}, but some names contain it. To select all of them, use "
                     f"{pattern!r}."
                 )
-        near = nearest(name, known)
+        starts = dict.fromkeys(start for other in known for start in _starts(other))
+        near = nearest(name, dict.fromkeys([*known, *starts]))
         near = f"{near} " if near.startswith("Did") else ""  # otherwise it lists the blocks, as the next sentence does
+        if self.family is None and not self.layers and layer_of(name):
+            return (
+                f"No block or parameter is called {name!r}: the architecture is not known, so there are no layers. "
+                f"Name them: Problem(..., {self.suggestion}). {near}Blocks: {listing(self)}."
+            )
         return (
             f"No block or parameter is called {name!r} here (frozen parameters, and those not in params=, have no "
             f"rows). {near}Blocks: {listing(self)}; print(problem.blocks) shows all."

@@ -13,7 +13,7 @@ from curvlens.blocks.attention import attentions, completed
 from curvlens.blocks.block import Block
 from curvlens.blocks.entries import WRAPPERS, Entry, entries_of, modules_around, oriented
 from curvlens.blocks.families import FAMILIES
-from curvlens.blocks.family import Family, Found
+from curvlens.blocks.family import Family, Found, stored_as
 from curvlens.blocks.heads import Heads, Said
 from curvlens.blocks.map import Blocks
 from curvlens.blocks.parts import Part
@@ -84,8 +84,8 @@ def _by_own_rules(
         if found is not None and name not in placed and not entries_of(model, family, name, shapes[name]):
             raise CurvlensError(
                 f"A rule of the family {family.name!r} does not fit: {found.rule.parameter!r} has the axes "
-                f"{found.rule.axes!r}, but {name!r} has the shape {shapes[name]}{_storage(model, name)}. Change the "
-                "axes of the rule: one word for each axis, or words in brackets whose sizes multiply to its length."
+                f"{found.rule.axes!r}, but {name!r} has the shape {shapes[name]}{_storage(model, name)}. "
+                f"{_wanted(model, name, shapes[name], found.rule.axes)}"
             )
     if not plan.entries:
         rules = list(dict.fromkeys(rule.parameter for rule in family.rules))
@@ -96,6 +96,19 @@ def _by_own_rules(
             + " Write a rule as the end of a parameter's name, with {i} for the number of the layer."
         )
     return plan.blocks(model, _tied(model, shapes))
+
+
+def _wanted(model: nn.Module, name: str, shape: tuple[int, ...], axes: str) -> str:
+    """For the message: the axes to write."""
+    around = modules_around(model, name)
+    if stored_as(axes, shape, around):
+        return (
+            "Change the axes of the rule: one word for each axis, or words in brackets whose sizes multiply to its "
+            "length."
+        )
+    if isinstance(around[0], nn.Linear):
+        return "Use 'out in', or with heads '(head dim) in' or 'out (head dim)': the words in and out name the axes."
+    return "Use 'in out', or with heads 'in (head dim)' or '(head dim) out': the words in and out name the axes."
 
 
 def _storage(model: nn.Module, name: str) -> str:

@@ -38,15 +38,13 @@ def check_architecture(patient: Patient) -> Iterator[Finding]:
             "Each of them is a separate block, not a part of its layer. H['h.0'] and by='layer' leave it out.",
             f"Problem(..., blocks={_rest(blocks, inside)})  # or H[parameter]",
         )
-    if blocks.family is None and len(blocks) == len(blocks.order):
-        first = blocks.order[0].parameter
-        pattern = f"{first.rpartition('.')[0]}.*" if "." in first else first
+    if blocks.family is None and set(blocks) == {part.key for part in blocks.order}:
         yield Finding(
             "unknown-architecture",
             "note",
             f"curvlens does not know the architecture {type(patient.model).__name__}.",
             "Each parameter is one block. Layers, roles and heads have no names. Numbers are not affected.",
-            f"Problem(..., blocks={{'first': {pattern!r}}})  # your own names and patterns, for by='block'",
+            f"Problem(..., {blocks.suggestion})  # your own names for layers and roles",
         )
 
 

@@ -8,6 +8,7 @@ the distribution of the error is known and need not be estimated from few probes
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,10 +20,13 @@ from curvlens.errors import CurvlensError
 from curvlens.linalg.basis import Basis, BasisPlace, budget
 from curvlens.linalg.counted import CountedOperator, warn, whole
 from curvlens.linalg.lanczos import Lanczos
+from curvlens.memory import readable
 from curvlens.operators.base import Progress
 from curvlens.results import Density, Status
 from curvlens.results.measure import Measure, line_area
 from curvlens.surroundings import as_found
+
+logger = logging.getLogger("curvlens")
 
 SETTLED = 1e-6
 """A Ritz value with a residual below this share of the norm counts as an eigenvalue and is drawn as an atom."""
@@ -45,8 +49,22 @@ def density(
 ) -> Density:
     """The spectral density from ``probes`` Lanczos runs of ``steps`` products, with its error.
 
-    If there are no more rows than products (or with ``exact=True``), all eigenvalues are computed instead. After
-    Ctrl-C the result has the probes completed so far.
+    The cost is probes × steps products, 400 by default (a product with H takes about two gradients), and the memory of
+    ``steps`` vectors. For a first look use ``probes=2, steps=25``: 50 products. The logger ``curvlens`` announces
+    products and memory before the first product, and the time that is left after the second.
+
+    With no more rows than products (or ``exact=True``) all eigenvalues are computed instead, from one product for each
+    row. Ctrl-C ends it with the probes that are done.
+
+    Args:
+        operator: any symmetric operator.
+        probes: random directions. More of them make the sampling error smaller.
+        steps: Lanczos steps from each direction, 10 or more. More of them resolve more of the spectrum.
+        seed: of the directions.
+        exact: True computes all eigenvalues, False never does.
+        memory: bytes for the vectors of one run, such as ``"4GiB"``.
+        store: where these vectors are: ``"device"``, ``"cpu"`` or a folder.
+        progress: ``progress(done, total)`` is called after each product.
 
     >>> result = density(torch.diag(torch.tensor([0.0, 0.0, 0.0, 2.0], dtype=torch.float64)))
     >>> result.atoms(), result.exact
@@ -69,6 +87,8 @@ def density(
             "memory=, give fewer steps=, or keep the basis in a file: store='some/folder'."
         )
     products.total = products.count + probes * steps
+    size = readable(steps * n * products.dtype.itemsize)
+    logger.info("density: %d probes of %d steps, %d products, %s of a basis", probes, steps, probes * steps, size)
     basis = Basis(steps, n, dtype=products.dtype, device=products.device, store=store)
     runs: list[Run] = []
     status, note = Status.SAMPLED, ""
@@ -191,6 +211,7 @@ def _sampling_error(measure: Measure, n: int, probes: int, seed: int) -> float:
 def _full(products: CountedOperator, seed: int) -> Density:
     """All eigenvalues, from the dense matrix."""
     n = products.n
+    logger.info("density: all %d eigenvalues, %d products, %s of a matrix", n, n, readable(n * n * 8))
     matrix = torch.stack([column.double().cpu() for column in products.columns()])
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
     weights = torch.full_like(values, 1 / n)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvlens.blocks import require_real
 from curvlens.errors import CurvlensError, a_kind
 from curvlens.linalg.basis import BasisPlace
 from curvlens.linalg.counted import CountedOperator, whole
@@ -100,6 +101,7 @@ def start_vector(start: Tensor | np.ndarray | Eigs | None, products: CountedOper
     if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or vectors.shape[0] != products.n:
         given = f"shape {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else a_kind(vectors)
         raise CurvlensError(f"start is {given}, expected a vector or columns of {products.n} numbers, or an Eigs.")
+    require_real(vectors)
     v = vectors.to(products.device, torch.float64)
     v = v if v.ndim == 1 else v.sum(1)
     if not bool(torch.isfinite(v).all()):

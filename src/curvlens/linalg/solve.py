@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvlens.blocks import require_real
 from curvlens.errors import CurvlensError
 from curvlens.linalg.counted import CountedOperator, warn, whole
 from curvlens.linalg.vectors import dot, norm
@@ -251,7 +252,9 @@ def _vector(products: CountedOperator, b: Any, name: str) -> Tensor:
     if isinstance(b, Mapping):
         v = products.operator.columns.flatten(b, dtype=products.dtype, device=products.device)
     else:
-        v = torch.as_tensor(b).detach().to(device=products.device, dtype=products.dtype, copy=True)
+        v = torch.as_tensor(b).detach()
+        require_real(v)
+        v = v.to(device=products.device, dtype=products.dtype, copy=True)
     if v.shape != (products.n,):
         raise CurvlensError(f"{name} has shape {tuple(v.shape)}, expected a vector of {products.n} numbers.")
     if not bool(torch.isfinite(v).all()):

@@ -233,6 +233,11 @@ def as_operator(matrix: Any, *, like: Operator | None = None) -> Operator:
     device = matrix.device if isinstance(matrix, Tensor) else torch.device("cpu")
     if like is not None:
         dtype, device = like.dtype, like.device
+    # A copy: the tags of the operator must stay true when the user writes into the matrix.
+    if isinstance(matrix, Tensor) and matrix.layout == torch.strided:
+        matrix = matrix.clone()
+    elif isinstance(matrix, np.ndarray):
+        matrix = matrix.copy(order="K")
     return Wrapped(matrix, rows, columns, dtype, device)
 
 

@@ -16,7 +16,7 @@ import scipy.sparse.linalg as sla
 import torch
 from torch import Tensor
 
-from curvlens.blocks import By, Layout
+from curvlens.blocks import By, Layout, require_real
 from curvlens.errors import CurvlensError, a_kind, printable
 from curvlens.memory import available_bytes, readable
 from curvlens.results import Solution
@@ -106,7 +106,7 @@ class Operator:
             flat = self.columns.flatten(v, dtype=self.dtype, device=self.device)
             return self.rows.unflatten(self._apply(flat[:, None], progress)[:, 0].contiguous())
         if isinstance(v, np.ndarray):
-            kind = np.float32 if v.dtype == np.float32 else np.float64
+            kind = v.dtype if v.dtype == np.float32 or np.iscomplexobj(v) else np.float64
             return self.apply(torch.from_numpy(np.ascontiguousarray(v, dtype=kind)), progress).cpu().numpy()
         v = self._checked(v, dims=(1, 2))
         result = self._apply(v[:, None] if v.ndim == 1 else v, progress)
@@ -121,10 +121,7 @@ class Operator:
                 f"{self!r} takes a vector of {self.columns.size} numbers{matrix} or a dict by parameter name, "
                 f"got {given}."
             )
-        if v.is_complex():
-            raise CurvlensError(
-                "The vector is complex, the operator is real. Apply it to both parts: H @ v.real + 1j * (H @ v.imag)."
-            )
+        require_real(v)
         return v.detach().to(device=self.device, dtype=self.dtype)
 
     def __matmul__(self, v: Any) -> Any:
@@ -222,8 +219,9 @@ class Operator:
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
 
         def product(of: Operator, x: Any) -> Any:
-            columns = torch.from_numpy(np.ascontiguousarray(x).reshape(x.shape[0], -1)).to(of.device, of.dtype)
-            return of._apply(columns, None).to(dtype).cpu().numpy().reshape(-1, *x.shape[1:])
+            columns = torch.from_numpy(np.ascontiguousarray(x).reshape(x.shape[0], -1))
+            require_real(columns)
+            return of._apply(columns.to(of.device, of.dtype), None).to(dtype).cpu().numpy().reshape(-1, *x.shape[1:])
 
         return sla.LinearOperator(
             self.shape,

@@ -62,7 +62,7 @@ def diagonal(values: Tensor | np.ndarray | Mapping[str, Tensor] | Estimate) -> O
         layout = Layout({name: tuple(part.shape) for name, part in values.items()})
         flat = layout.flatten(values)
     else:
-        flat = torch.as_tensor(values).detach()
+        flat = torch.as_tensor(values).detach().clone()  # `psd` must stay true when the user writes into the vector
         if flat.ndim != 1:
             raise CurvlensError(
                 f"A diagonal is a flat vector or a dict by parameter name; got {a_kind(values)} of shape "

@@ -52,12 +52,12 @@ def propagation(
         raise CurvlensError(f"by={by!r}, expected 'layer' or 'role'.")
     recordings = recordings_of(problem, "propagation")  # a reference: all activations share them
     recordings.known()
-    layers = {block.layer for block in problem.blocks.values()} - {None}
+    layers = problem.blocks.layers
     if not layers:
-        raise CurvlensError(
-            "No parameter is in a known layer. If the architecture is unknown, name its layers: "
-            "Problem(..., blocks={'h.0': ...}). If params= excludes all layers, leave params= out."
-        )
+        fix = "If params= excludes all layers, leave params= out."
+        if problem.blocks.family is None:
+            fix = f"The architecture is not known. Name its layers: Problem(..., {problem.blocks.suggestion})."
+        raise CurvlensError(f"No parameter is in a known layer. {fix}")
     blocks = problem.blocks.by(by)
     names = [name for name in blocks if by == "role" or name in layers]
     paths = {name: layer_path(problem.model, blocks[name].parameters) for name in names} if by == "layer" else {}

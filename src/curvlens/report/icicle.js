@@ -293,6 +293,13 @@ function icicle(root, data) {
     });
     choice.append(button);
   }
+  // The filter of the page: modules without all its words are dimmed.
+  document.addEventListener("page:filter", (event) => {
+    for (const cell of cells) {
+      const text = ((cell.row.path || "functional") + " " + cell.row.kind).toLowerCase();
+      cell.element.classList.toggle("dim", !event.detail.words.every((word) => text.includes(word)));
+    }
+  });
   activate(ofRow.get(0));
   draw();
   new ResizeObserver(place).observe(tree);

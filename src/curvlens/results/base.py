@@ -62,9 +62,10 @@ class Result:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write ``path.json``, and tensors with an axis into a safetensors file that it names. Return the JSON path.
 
-        An existing result is replaced as a whole: until the new JSON file is complete, the old result can be read.
+        An existing result is replaced as a whole: until the new JSON file is complete, the old result can be read. A
+        file that is not a saved result raises an error.
         """
-        text = _json_file(path)
+        text = claim(path)
         tensors: dict[str, Tensor] = {}
         document: dict[str, Any] = {"format": FORMAT, "kind": type(self).__name__, "curvlens": version("curvlens")}
         document["fields"] = {name: _split(value, tensors) for name, value in self._fields().items()}
@@ -185,8 +186,23 @@ def from_plain(document: Any, tensors: dict[str, Tensor] | None = None) -> Any:
 def claim(path: str | os.PathLike[str]) -> Path:
     """The file that ``save(path)`` writes. Raise an error if the existing file was not written by ``save``."""
     text = _json_file(path)
-    files.require_ours(text, "Move it away, or choose another name.")
+    with _explained(text):
+        try:
+            files.require_ours(text, "Move it away, or choose another name.")
+        except CurvlensError:
+            if not _is_unsealed(text):
+                raise
     return text
+
+
+def _is_unsealed(text: Path) -> bool:
+    """Whether a file is a result from before files had a seal."""
+    try:
+        document = _read(text)
+    except CurvlensError:
+        return False
+    kind = document.get("kind")
+    return list(document)[:4] == ["format", "kind", "curvlens", "fields"] and kind in list(Result.kinds)
 
 
 def _is(value: Any, hint: Any) -> bool:

@@ -91,7 +91,7 @@ class Eigs(Result):
 
         order = self._order()
         blocks = Blocks([self._block(name, keys) for name, keys in self.blocks.items()], order) if self.blocks else None
-        return LowRank(self.vectors, self.values, Layout(order, blocks))
+        return LowRank(self.vectors, self.values.clone(), Layout(order, blocks))
 
     def _order(self) -> list[Part]:
         """The parts that the entries of a vector belong to."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +26,7 @@ from curvlens.study import log, tensors
 from curvlens.study.lock import locked
 from curvlens.study.rows import HEADS, line
 from curvlens.study.tensors import OnDisk, Stored
-from curvlens.study.unit import FORMAT, Record, Unit
+from curvlens.study.unit import FORMAT, Record, Unit, ordered
 
 
 class Study:
@@ -39,6 +41,11 @@ class Study:
         self.identity = identities.checked(identity)
         identities.require(self.folder, self.identity, writing=False)
         self._known: dict[str, dict[str, Record]] | None = None
+        self._writer = RLock()
+
+    def __reduce__(self) -> Any:
+        """A copy, or a pickle for another process, opens the folder anew."""
+        return partial(Study, identity=self.identity), (self.folder,)
 
     def __repr__(self) -> str:
         return f"Study({str(self.folder)!r})" if self.identity is None else f"Study({str(self.folder)!r}, identity=…)"
@@ -64,10 +71,19 @@ class Study:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Lock the folder while many records are added. Another process that wants to write gets an error."""
-        if self._known is not None:
-            yield
-            return
+        """Lock the folder while many records are added. Another process that wants to write gets an error.
+
+        Other threads that write by this object wait.
+        """
+        with self._writer:
+            if self._known is not None:
+                yield
+            else:
+                with self._opened():
+                    yield
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
         identities.require(self.folder, self.identity, writing=True)
         with locked(self.folder):
             identities.require(self.folder, self.identity, writing=True)
@@ -102,7 +118,8 @@ class Study:
                     except OSError as error:
                         raise log.unwritten(tensors.path(self.folder, stored), error) from error
                 log.append(self.file(record.kind), line(record, stored).encode())
-                known[record.key] = record
+                # without the tensors themselves: a long run would fill the memory
+                known[record.key] = replace(record, tensors={} if stored is None else self._tensors(stored))
             self._known[record.kind] = known
 
     def set_aside(self, kinds: Iterable[str]) -> list[Path]:
@@ -167,7 +184,8 @@ class Study:
 
 
 def _require_same(there: Record, record: Record, stored: Stored | None) -> None:
-    if line(there, Stored.behind(there.tensors), timed=False) != line(record, stored, timed=False):
+    there, given = (replace(each, result=ordered(each.result)) for each in (there, record))  # in any order
+    if line(there, Stored.behind(there.tensors), timed=False) != line(given, stored, timed=False):
         raise CurvlensError(
             f"The study has another result for {record.kind!r} {dict(record.config)!r:.200}. Nothing was written. "
             f"Raise the revision, as Record({record.kind!r}, {record.revision + 1}, …), to store both."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from curvlens.errors import CurvlensError
 
 NAME = ".lock"
+_HELD: set[tuple[int, str]] = set()
+"""The locks of this process: its id, which differs after a fork, and the folder."""
 
 
 @contextmanager
@@ -26,6 +29,11 @@ def locked(folder: Path) -> Iterator[None]:
         lock = FileLock(file, timeout=0, thread_local=False)
         lock.acquire()
     except Timeout:
+        if _held(folder) in _HELD:
+            raise CurvlensError(
+                f"Another Study of this process is writing results to {str(folder)!r}. Use one Study object for a "
+                "folder; several threads may share it."
+            ) from None
         raise CurvlensError(
             f"Another process is writing results to {str(folder)!r}. Wait for it, or give another folder."
         ) from None
@@ -34,7 +42,13 @@ def locked(folder: Path) -> Iterator[None]:
         raise CurvlensError(
             f"{str(folder)!r} cannot hold results: {why}. Give a folder that can be written to."
         ) from error
+    _HELD.add(held := _held(folder))
     try:
         yield
     finally:
+        _HELD.discard(held)
         lock.release()
+
+
+def _held(folder: Path) -> tuple[int, str]:
+    return os.getpid(), os.path.realpath(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 import warnings
@@ -175,7 +176,7 @@ def _do(unit: Unit, work: Work, threads: int | None) -> _Ended:
         torch.set_num_threads(threads)
     start = time.perf_counter()
     try:
-        found = work(dict(unit.config))
+        found = work(copy.deepcopy(dict(unit.config)))  # the function may write into its configuration
         found = found if isinstance(found, Measured) else Measured(found)
         seconds = time.perf_counter() - start
         record = Record(unit.kind, unit.revision, unit.config, found.result, seconds, found.tensors)

@@ -119,23 +119,41 @@ def path(folder: Path, stored: Stored) -> Path:
     return folder / FOLDER / f"{stored.sha256}.safetensors"
 
 
-def packed(tensors: Mapping[str, Tensor]) -> tuple[Stored, bytes]:
-    """The content of a file with the tensors, on the CPU, and its description; equal bits give equal files."""
+def require_storable(tensors: Any) -> None:
+    """Raise an error for tensors that safetensors cannot hold or cannot read back."""
+    if isinstance(tensors, OnDisk):
+        return
+    if not isinstance(tensors, Mapping):
+        raise CurvlensError(f"tensors is of type {type(tensors).__name__}. Give names with tensors, as {{'v': v}}.")
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             kind = type(tensor).__name__
             raise CurvlensError(f"tensors[{name!r:.40}] is of type {kind}. Give names with tensors, as {{'v': v}}.")
+        if tensor.is_nested:
+            raise CurvlensError(f"tensors[{name!r:.40}] is nested. Store its parts, t.unbind(), by name.")
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise CurvlensError(f"tensors[{name!r:.40}] is sparse or quantised. Store t.to_dense() or t.dequantize().")
-    try:
-        # clones: safetensors rejects tensors that share memory
-        content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
-    except (KeyError, ValueError, SafetensorError) as error:
-        kinds = sorted({str(tensor.dtype) for tensor in tensors.values()})
-        raise CurvlensError(
-            f"Tensors of {', '.join(kinds)} cannot be stored by safetensors. Store real and imaginary part: "
-            "torch.view_as_real(tensor)."
-        ) from error
+        if tensor.is_meta:
+            raise CurvlensError(f"tensors[{name!r:.40}] is on the device 'meta' and has no numbers. Compute it first.")
+        if name == "__metadata__":
+            raise CurvlensError("tensors['__metadata__']: safetensors keeps this name for itself. Rename the tensor.")
+    for dtype in {tensor.dtype for tensor in tensors.values()}:
+        try:  # safetensors writes some dtypes that it cannot read
+            known = load(save({"": torch.empty(0, dtype=dtype)}))[""].dtype == dtype
+        except (KeyError, ValueError, SafetensorError):
+            known = False
+        if not known:
+            raise CurvlensError(
+                f"Tensors of {dtype} cannot be stored by safetensors. Store a complex tensor as "
+                "torch.view_as_real(tensor), others in another dtype, as tensor.float()."
+            )
+
+
+def packed(tensors: Mapping[str, Tensor]) -> tuple[Stored, bytes]:
+    """The content of a file with the tensors, on the CPU, and its description; equal bits give equal files."""
+    require_storable(tensors)
+    # clones: safetensors rejects tensors that share memory
+    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     return Stored(hashlib.sha256(content).hexdigest(), len(content), tuple(sorted(tensors))), content
 
 
@@ -153,7 +171,7 @@ def write(folder: Path, stored: Stored, content: bytes) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove incomplete files of killed processes; only for the process that holds the lock."""
-    if (folder / FOLDER).is_dir():
-        for file in (folder / FOLDER).iterdir():
+    for place in (folder, folder / FOLDER):
+        for file in place.iterdir() if place.is_dir() else ():
             if _UNFINISHED.fullmatch(file.name):
                 file.unlink(missing_ok=True)

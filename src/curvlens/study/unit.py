@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
 from curvlens.study.plain import as_json, plain
+from curvlens.study.tensors import require_storable
 
 FORMAT = 2
 """The format of new rows. Rows of format 1 have ten digits, and infinities as texts; they are kept unchanged."""
@@ -61,6 +64,9 @@ class Record(Unit):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "result", _mapping("result", self.result))
+        if not isinstance(self.seconds, Real) or not math.isfinite(self.seconds):
+            raise CurvlensError(f"seconds={self.seconds!r:.40}, expected a finite number, as seconds=1.5.")
+        require_storable(self.tensors)
 
 
 def digest(content: Any, letters: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import INK, PARTS, altair, data
+from curvlens.report.plots.frame import INK, PARTS, altair, as_key, colour_of, data, labels, titled, whole_numbers
 from curvlens.results import Estimate, Propagation, Solution
 
 
@@ -17,6 +17,7 @@ def propagation(result: Propagation, quantity: str = "trace") -> Any:
     records = [
         {
             "level": printable(record[result.by]),
+            "key": as_key(printable(record[result.by])),
             "of": f"by {record['of']}",
             "part": record["part"],
             "value": record[quantity],
@@ -26,12 +27,12 @@ def propagation(result: Propagation, quantity: str = "trace") -> Any:
         for record in result.table()
         if record[quantity] is not None
     ]
-    levels = [printable(name) for name in result.levels]
+    levels = [as_key(printable(name)) for name in result.levels]
     colour = alt.Color("part:N", scale=alt.Scale(domain=list(PARTS), range=list(PARTS.values())), title=None)
     charts = []
     for side in dict.fromkeys(record["of"] for record in records):
         own = [record for record in records if record["of"] == side]
-        base = alt.Chart(data(own)).encode(x=alt.X("level:N", sort=levels, title=None), color=colour)
+        base = alt.Chart(data(own)).encode(x=alt.X("key:N", sort=levels, title=None, axis=labels()), color=colour)
         lines = base.mark_line(point=True).encode(
             y=alt.Y("value:Q", title=quantity), tooltip=["level:N", "part:N", "value:Q"]
         )
@@ -59,12 +60,13 @@ def histogram(result: Estimate) -> Any:
     if result.value.ndim == 0:
         raise CurvlensError(f"The estimate is one number, {result}: there is nothing to draw.")
     alt = altair()
-    return (
+    chart = (
         alt.Chart(data([{"value": value} for value in result.value.reshape(-1).tolist()]))
-        .mark_bar(color=INK)
+        .mark_bar(color=colour_of(result.provenance))
         .encode(
             x=alt.X("value:Q", bin=alt.Bin(maxbins=60), title="value"),
-            y=alt.Y("count()", scale=alt.Scale(type="symlog"), title="how many"),
+            y=alt.Y("count()", scale=alt.Scale(type="symlog"), title="how many (symmetric log)", axis=whole_numbers()),
         )
         .properties(width=420, height=220)
     )
+    return titled(chart, str(result.provenance.get("quantity", "values")), result.provenance)

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, printable
 
 INK, BLUE, ORANGE = "#3b4252", "#0072b2", "#d55e00"
 GAP = "#fefefe"
 """Between cells: the colour of the page, which its dark theme exchanges, as it does the ink."""
 PARTS = {"hessian": INK, "ggn": BLUE, "functional": ORANGE}
+OPERATORS = {"Hessian": "H (Hessian)", "GGN": "G (Gauss–Newton)", "Functional": "F (functional part)"}
+SIGNED = {"scheme": "blueorange", "reverse": True}
+"""Numbers of both signs: positive is blue, negative orange, as on pages and in the terminal."""
 CELL = 26
 """Pixels of a cell of a heat map."""
+
+
+def colour_of(provenance: Mapping[str, Any]) -> str:
+    """The colour of the operator that a result is of: G blue, F orange, H and all others ink.
+
+    >>> colour_of({"operator": "GGN"}) == BLUE, colour_of({}) == INK
+    (True, True)
+    """
+    name = str(provenance.get("operator", "")).lower()
+    return next((colour for part, colour in PARTS.items() if name.startswith(part)), INK)
 
 
 def altair() -> Any:
@@ -25,6 +38,32 @@ def altair() -> Any:
     return altair
 
 
+def whole_numbers() -> Any:
+    """An axis of counts."""
+    return altair().Axis(format="d", labelExpr="datum.value % 1 ? '' : datum.label")
+
+
+def titled(chart: Any, what: str, provenance: Mapping[str, Any], caption: Sequence[str] = ()) -> Any:
+    """With the operator that it is of, if that is known, and lines of text below it."""
+    name = printable(str(provenance.get("operator", "")))
+    title = f"{what} of {OPERATORS.get(name, name)}" if name else ""
+    if not title and not caption:
+        return chart
+    text = {"text": title} if title else {"text": caption[0]}
+    below = list(caption) if title else list(caption[1:])
+    return chart.properties(title=altair().TitleParams(**text, **({"subtitle": below} if below else {})))
+
+
+def as_key(name: str) -> str:
+    """A name as a value of an axis. Vega fails on names that every JavaScript object has, such as ``constructor``."""
+    return f"={name}"
+
+
+def labels(**options: Any) -> Any:
+    """An axis of values by `as_key`, labelled with the names."""
+    return altair().Axis(labelExpr="slice(datum.label, 1)", **options)
+
+
 def styled(chart: Any) -> Any:
     """In the style of all charts."""
     return (
@@ -32,7 +71,7 @@ def styled(chart: Any) -> Any:
         .configure_axis(
             labelColor=INK, titleColor=INK, titleFontWeight="normal", gridColor="#e5e9f0", domainColor="#aeb6c4"
         )
-        .configure_title(anchor="start", color=INK, fontWeight="normal", fontSize=12)
+        .configure_title(anchor="start", color=INK, fontWeight="normal", fontSize=12, subtitleColor=INK)
         .configure_legend(titleFontWeight="normal", labelColor=INK, titleColor=INK)
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import BLUE, GAP, INK, ORANGE, altair, data
+from curvlens.report.plots.frame import BLUE, GAP, INK, ORANGE, SIGNED, altair, data
 from curvlens.results import Estimate, Profile
 
 
@@ -44,7 +44,7 @@ def modules(result: Profile, quantity: str = "share", deep: int = 4) -> Any:
     size = max((abs(record["value"]) for record in right), default=1.0) or 1.0
     for record in right:
         record["ink"] = "white" if abs(record["value"]) > 0.6 * size else INK
-    scale = alt.Scale(scheme="blueorange", domain=[-size, size])
+    scale = alt.Scale(domain=[-size, size], **SIGNED)
     colours = alt.Color("value:Q", title=quantity, scale=scale)
     charts = [_icicle(left, alt.Color("colour:N", scale=None)).properties(width=150, height=340, title="Hessian")]
     if right:
