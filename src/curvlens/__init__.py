@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         study,
         testing,
     )
+    from curvlens.analysis.compare import compare
+    from curvlens.analysis.run import analyze
     from curvlens.blocks import Family, Rule
     from curvlens.checkup import doctor
     from curvlens.dynamics.stability import stability
@@ -48,6 +50,7 @@ _PACKAGES = {
     "testing",
 }
 _HOMES = {
+    "analysis": ["analyze", "compare"],
     "blocks": ["Family", "Rule"],
     "checkup": ["doctor"],
     "dynamics": ["stability"],
@@ -72,8 +75,10 @@ __all__ = [
     "Rule",
     "__version__",
     "activation_hessian",
+    "analyze",
     "assembly",
     "calculus",
+    "compare",
     "data",
     "density",
     "diagonal",
