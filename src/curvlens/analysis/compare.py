@@ -122,9 +122,9 @@ def _paths(folders: Sequence[str | os.PathLike[str]]) -> list[Path]:
     if not isinstance(folders, Sequence) or not all(isinstance(each, (str, os.PathLike)) for each in folders):
         raise CurvlensError(f"compare takes folders of analyses, got {a_kind(folders)}: cl.compare(['run1', 'run2']).")
     if len(folders) < 2:
-        given = listing(map(os.fspath, folders)) if folders else "none"
+        given = listing([str(each) for each in folders]) or "none"
         raise CurvlensError(
-            f"compare needs two or more folders of analyses, got {given}. Give another one: cl.compare(['run1', 'run2']), "
+            f"compare needs two or more folders of analyses, got {given}. Give another: cl.compare(['run1', 'run2']) "
             "or curvlens compare run1 run2."
         )
     paths = [Path(each) for each in folders]
@@ -166,8 +166,8 @@ def _require_whole(path: Path, document: Mapping[str, Any]) -> None:
     )
     if not whole or not all(isinstance(document.get(key), Mapping) for key in ("cells", "whole", "spectrum")):
         raise CurvlensError(
-            f"{str(path / 'analysis.json')!r} is damaged: it lacks blocks, cells, whole or spectrum. Run the same curvlens "
-            f"analyze with --out {path} again: it writes the file from the stored units."
+            f"{str(path / 'analysis.json')!r} is damaged: it lacks blocks, cells, whole or spectrum. Run the same "
+            f"curvlens analyze with --out {path} again: it writes the file from the stored units."
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from curvlens.analysis.differences import error_of, said
@@ -31,34 +32,42 @@ def _colours(alt: Any, names: Sequence[str]) -> Any:
 
 
 def spectra(found: Sequence[tuple[str, Density, Sequence[Mapping[str, Any]]]]) -> Spec:
-    """Densities of one operator, one curve with its band for each analysis; eigenvalues as ticks below each other."""
+    """Densities of one operator, one curve with its band for each analysis; eigenvalues as ticks, a row for each."""
     alt = altair()
     names = [printable(name) for name, _, _ in found]
     least = min(0.3 / density["n"] for _, density, _ in found)  # less than one eigenvalue in a decade
-    records, ticks = [], []
-    for place, (name, density, eigenvalues) in enumerate(found):
-        for start, end, share, low, high in density["bins"]:
-            if high > 0:
-                sizes = {key: max(value, least) for key, value in (("share", share), ("low", low), ("high", high))}
-                records.append({"x": start, "x2": end, **sizes, "run": printable(name)})
-        ticks += [
-            {"x": each["value"], "run": printable(name), "said": said(each), "y": 8 + 15 * place}
-            for each in eigenvalues
-        ]
-    largest = max((abs(record[key]) for record in records for key in ("x", "x2")), default=1.0)
-    scale = alt.Scale(type="symlog", constant=largest * 1e-6)
-    x = alt.X("x:Q", title="eigenvalue", scale=scale, axis=alt.Axis(format=".0e", tickCount=7))
-    y = alt.Y("share:Q", title="share of eigenvalues in a decade", scale=alt.Scale(type="log", domainMin=least), axis=alt.Axis(format=".0e", tickCount=5))  # fmt: skip
-    base = alt.Chart(data(records)).encode(x=x, color=_colours(alt, names))
-    band = base.mark_rect(opacity=0.15).encode(x2="x2:Q", y=alt.Y("low:Q", title=""), y2="high:Q")
-    curve = base.mark_rule(strokeWidth=1.6).encode(x2="x2:Q", y=y)
-    layers = [band, curve]
-    if ticks:
-        marks = alt.Chart(data(ticks)).mark_tick(thickness=2, size=12, orient="vertical")
-        place_of = alt.Y("y:Q", scale=None, axis=None)
-        shown = [alt.Tooltip("run:N", title="analysis"), alt.Tooltip("said:N", title="λ")]
-        layers.append(marks.encode(x=x, y=place_of, color=_colours(alt, names), tooltip=shown))
-    return _spec(alt.layer(*layers).resolve_scale(y="independent").properties(width="container", height=260))
+    records = [
+        {"x": x, "run": name, "side": side, **{key: max(value, least) for key, value in sizes.items()}}
+        for name, (_, density, _) in zip(names, found, strict=True)
+        for side in (-1, 1)
+        for x, sizes in _steps([each for each in density["bins"] if each[0] * side > 0])
+    ]
+    largest = max((abs(record["x"]) for record in records), default=1.0)
+    marks = [10.0 ** (math.floor(math.log10(largest)) - power) for power in (0, 2, 4)]
+    axis = alt.Axis(format="~e", values=[*(-mark for mark in marks), 0, *reversed(marks)])
+    x = alt.X("x:Q", title="eigenvalue", scale=alt.Scale(type="symlog", constant=largest * 1e-6), axis=axis)
+    scale = alt.Scale(type="log", domainMin=least)
+    title = "share of eigenvalues in a decade"
+    y = alt.Y("share:Q", title=title, scale=scale, axis=alt.Axis(format=".0e", tickCount=5))
+    base = alt.Chart(data(records)).encode(x=x, color=_colours(alt, names), detail="side:N")
+    band = base.mark_area(opacity=0.14, interpolate="step-after").encode(y=alt.Y("low:Q", title=""), y2="high:Q")
+    layers = [band, base.mark_line(interpolate="step-after", strokeWidth=1.5).encode(y=y)]
+    for row, (name, (_, _, eigenvalues)) in enumerate(zip(names, found, strict=True)):
+        ticks = [{"x": each["value"], "run": name, "said": said(each)} for each in eigenvalues]
+        if ticks:
+            shown = [alt.Tooltip("run:N", title="analysis"), alt.Tooltip("said:N", title="λ")]
+            mark = alt.Chart(data(ticks)).mark_tick(thickness=2, size=11, orient="vertical")
+            layers.append(mark.encode(x=x, y=alt.value(7 + 14 * row), color=_colours(alt, names), tooltip=shown))
+    return _spec(alt.layer(*layers).properties(width="container", height=260))
+
+
+def _steps(bins: Sequence[Sequence[float]]) -> Iterator[tuple[float, dict[str, float]]]:
+    """The starts of bins, and the end of the last."""
+    for start, _, share, low, high in bins:
+        yield start, {"share": share, "low": low, "high": high}
+    if bins:
+        _, end, share, low, high = bins[-1]
+        yield end, {"share": share, "low": low, "high": high}
 
 
 def courses(numbers: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> Spec:

@@ -64,7 +64,7 @@ def _says(content: Document) -> Section:
         if each["panel"] in TITLES:
             words += [" ", Link(f"→ {TITLES[each['panel']].lower()}", each["panel"])]
         body.append(Prose(words))
-    lead = "Each sentence is supported by the errors: differences below 2 σ are no change. Errors of eigenvalues are bounds."
+    lead = "Each sentence is supported by the errors: a difference below 2 σ is no change. Eigenvalues have bounds."
     return Section("start", "What changed", lead, body or [Prose("Nothing was measured in both.", "faint")])
 
 
@@ -114,7 +114,7 @@ def _heat(content: Document) -> Section:
     return Section(
         "heat",
         TITLES["heat"],
-        f"Differences {_ends(content)}: blue is more, orange is less, grey is within 2 σ. Click a cell for all numbers of a block.",
+        f"Differences {_ends(content)}: blue is more, orange is less, grey is within 2 σ. Click a cell for its block.",
         [
             HeatMap(content["blocks"], changes, more, differences=True, lines={}),
             Fold(f"All {len(rows)} differences", [Table(columns, rows, "all differences")], "cells"),
@@ -172,7 +172,7 @@ def _spectra(content: Document) -> Section:
         body.append(Prose(f"Left out are eigenvalues nearer to 0 than a millionth of the largest: {middle}.", "faint"))
     if body and len(chosen) < len(names):
         body.append(Prose(f"Shown are {len(chosen)} of {len(names)} analyses.", "faint"))
-    lead = "Share of the eigenvalues in a decade, on a logarithmic axis mirrored at 0. Bands are 95 % intervals, ticks computed eigenvalues."
+    lead = "On a logarithmic axis mirrored at 0. Bands are 95 % intervals; ticks are eigenvalues that were computed."
     return Section("spectrum", TITLES["spectrum"], lead, body or _none())
 
 
@@ -191,10 +191,12 @@ def _number(value: Document | None, *, share: bool = False) -> Words:
     if value is None:
         return ""
     shown = percent(value["value"]) if share else short(value["value"], 4)
-    error = error_of(value)
-    return Number(shown, "" if not error else percent(error) if share else short(error, 2), value["value"])
+    return Number(shown, _error(value, share=share), value["value"])
 
 
-def _error(value: Document) -> str:
+def _error(value: Document, *, share: bool = False) -> str:
+    """The error, unless it is below the digits that are shown."""
     error = error_of(value)
-    return short(error, 2) if error else ""
+    if not error or error < 5e-5 * abs(value["value"]):
+        return ""
+    return percent(error) if share else short(error, 2)

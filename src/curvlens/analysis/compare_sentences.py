@@ -11,21 +11,19 @@ from curvlens.analysis.differences import BY_CHANCE, SIGMAS, clear_among, differ
 from curvlens.dynamics.advice import Sentence, percent, short
 
 Content = Mapping[str, Any]
+Change = Mapping[str, Any]
 SPOKEN = {
-    "loss": "the loss", "gradient_norm": "the gradient norm", "H.top": "the sharpness λ_max", "H.bottom": "λ_min of H",
-    "G.top": "λ_max of the Gauss–Newton matrix", "H.trace": "the trace of H", "G.trace": "the Gauss–Newton trace",
-    "H.norm": "the Frobenius norm of H", "functional_share": "the functional share tr F / tr G",
-    "noise_scale": "the gradient noise scale",
+    "loss": "the loss", "H.top": "the sharpness λ_max", "H.bottom": "λ_min of H", "G.trace": "the Gauss–Newton trace",
+    "functional_share": "the functional share tr F / tr G",
 }  # fmt: skip
-"""Numbers that have a sentence of their own, in this order."""
-PANELS = {
-    "loss": "numbers",
-    "gradient_norm": "numbers",
-    "H.top": "spectrum",
-    "H.bottom": "spectrum",
-    "G.top": "spectrum",
-}
-QUANTITIES = {"trace": "trace", "top": "λ_max"}
+"""Numbers with a sentence of their own, in this order."""
+BRIEFLY = {
+    "gradient_norm": "the gradient norm", "H.trace": "the trace of H", "G.top": "λ_max of G",
+    "F.trace": "the trace of F", "H.norm": "the norm of H", "G.norm": "the norm of G", "F.norm": "the norm of F",
+    "H.stable_rank": "the stable rank of H", "noise_scale": "the gradient noise scale",
+}  # fmt: skip
+"""Numbers that share a sentence."""
+SHARES = {"functional_share", "H.negative_share"}
 
 
 def changes(content: Content) -> list[Sentence]:
@@ -37,17 +35,105 @@ def whole_numbers(content: Content) -> Iterator[Sentence]:
     """Numbers of the whole model that changed, each with both values."""
     last = content["differences"][-1]["whole"]
     for key, name in SPOKEN.items():
-        change = last.get(key)
-        if change is not None and change["clear"]:
+        if key in last and last[key]["clear"]:
             values = content["numbers"][key]["values"]
-            text = f"{_capital(name)} {_moved(values[0], values[-1], change, share=key == 'functional_share')}."
-            yield Sentence(text, PANELS.get(key, "numbers"))
+            panel = "spectrum" if key in ("H.top", "H.bottom") else "numbers"
+            yield Sentence(f"{_capital(name)} {_moved(values[0], values[-1], last[key], share=key in SHARES)}.", panel)
 
 
-def unchanged_numbers(content: Content) -> Iterator[Sentence]:
-    """Numbers of the whole model whose difference is within the errors."""
+def cells(content: Content) -> Iterator[Sentence]:
+    """How many blocks changed, and the one that changed most."""
+    found = content["differences"][-1]["cells"]
+    judged = {
+        letter: {
+            quantity: {name: each for name, each in of.items() if each["clear"] is not None}
+            for quantity, of in quantities.items()
+        }
+        for letter, quantities in found.items()
+    }
+    traces = "G" if judged.get("G", {}).get("trace") else "H"
+    for letter, quantity, title in ((traces, "trace", "trace"), ("H", "top", "λ_max")):
+        of = judged.get(letter, {}).get(quantity, {})
+        if any(each["clear"] for each in of.values()):
+            counted, largest = _counted(letter, title, list(of.values())), _largest(content, letter, quantity, of)
+            yield Sentence(f"{counted}{largest}.", "heat")
+    for letter, quantities in judged.items():
+        every = [each for of in quantities.values() for each in of.values()]
+        if every and not any(each["clear"] for each in every):
+            text = f"No cell of {letter} changed by more than its error, of {len(every)} that were compared."
+            yield Sentence(text, "heat")
+
+
+def _counted(letter: str, title: str, found: Sequence[Change]) -> str:
+    changed = sum(bool(each["clear"]) for each in found)
+    text = f"The {title} of {letter} changed in {changed} of {len(found)} blocks"
+    if all("bound" in each for each in found):
+        return text
+    chance = BY_CHANCE * len(found)
+    if changed > chance + SIGMAS * math.sqrt(chance * (1 - BY_CHANCE)):
+        return f"{text} by more than 2 σ (by chance: about {short(chance, 1)})"
+    return f"{text} by more than 2 σ, no more than by chance"
+
+
+def _largest(content: Content, letter: str, quantity: str, found: Mapping[str, Change]) -> str:
+    """The block with the largest change, if it stands out although it was chosen among all."""
+    name = max(found, key=lambda each: abs(found[each]["value"]))
+    if not clear_among(found[name], len(found)):
+        return ""
+    values = content["cells"][letter][quantity][name]
+    moved = _moved(values[0], values[-1], found[name])
+    rivals = sum(other != name and not _exceeds(found[name], each) for other, each in found.items())
+    if not rivals:
+        return f", most in {name}: it {moved}"
+    return f"; in {name} it {moved}, and {rivals} other block{'s' * (rivals > 1)} may have changed as much"
+
+
+def _exceeds(one: Change, other: Change) -> bool:
+    """Whether one change is clearly larger in size than the other."""
+    errors = [error_of(each) or 0.0 for each in (one, other)]
+    apart = sum(errors) if "bound" in one or "bound" in other else math.hypot(*errors)
+    return bool(abs(one["value"]) - abs(other["value"]) > SIGMAS * apart)
+
+
+def course(content: Content) -> Iterator[Sentence]:
+    """Over three or more analyses: what only rises, what only falls, and what is higher or lower on the way."""
+    names, rounding = [run["name"] for run in content["runs"]], content["rounding"]
+    if len(names) < 3:
+        return
+    steady, turning = list[str](), list[Sentence]()
+    for key, spoken in SPOKEN.items():
+        values = content["numbers"].get(key, {}).get("values", ())
+        if not values or any(value is None for value in values):
+            continue
+        steps = [difference(*pair, rounding) for pair in pairwise(values)]
+        ups = {step["value"] > 0 for step in steps}
+        if all(step["clear"] for step in steps) and len(ups) == 1:
+            steady.append(f"{spoken} {'rises' if ups == {True} else 'falls'}")
+            continue
+        ordered = sorted(range(len(values)), key=lambda place: values[place]["value"])
+        for place, word, sign in ((ordered[-1], "higher", 1), (ordered[0], "lower", -1)):
+            ends = [difference(values[end], values[place], rounding) for end in (0, -1)]
+            if all(clear_among(end, len(values)) and sign * end["value"] > 0 for end in ends):
+                one, middle, last = (_value(values[i], share=key in SHARES) for i in (0, place, -1))
+                beside = f"{one} at {names[0]} and {last} at {names[-1]}"
+                text = f"{_capital(spoken)} is {word} on the way: {middle} at {names[place]}, beside {beside}."
+                turning.append(Sentence(text, "course"))
+    if steady:
+        yield Sentence(f"At each of the {len(names) - 1} steps {', '.join(steady)}.", "course")
+    yield from turning
+
+
+def other_numbers(content: Content) -> Iterator[Sentence]:
+    """The rest: what else changed, what did not, and what cannot be judged."""
     last = content["differences"][-1]["whole"]
-    same = [name for key, name in SPOKEN.items() if key in last and last[key]["clear"] is False]
+    also = []
+    for key, name in BRIEFLY.items():
+        if key in last and last[key]["clear"]:
+            values = content["numbers"][key]["values"]
+            also.append(f"{name} ({said(values[0])} → {said(values[-1])})")
+    if also:
+        yield Sentence(f"Also changed: {', '.join(also)}.", "numbers")
+    same = [name for key, name in (SPOKEN | BRIEFLY).items() if key in last and last[key]["clear"] is False]
     if same:
         yield Sentence(f"No change beyond the errors: {', '.join(same)}.", "numbers")
     unknown = [content["numbers"][key]["title"] for key in last if last[key]["clear"] is None]
@@ -55,107 +141,21 @@ def unchanged_numbers(content: Content) -> Iterator[Sentence]:
         yield Sentence(f"Not judged, since the errors are not known: {', '.join(unknown)}.", "numbers")
 
 
-def cells(content: Content) -> Iterator[Sentence]:
-    """How many blocks changed, and the one that changed most."""
-    for letter, quantities in content["differences"][-1]["cells"].items():
-        judged = [each for of in quantities.values() for each in of.values() if each["clear"] is not None]
-        if judged and not any(each["clear"] for each in judged):
-            yield Sentence(
-                f"No cell of {letter} changed by more than its error, of {len(judged)} that were compared.", "heat"
-            )
-            continue
-        for quantity, title in QUANTITIES.items():
-            of = {name: each for name, each in quantities.get(quantity, {}).items() if each["clear"] is not None}
-            if of:
-                yield from _count(letter, title, list(of.values()))
-                yield from _largest(content, letter, quantity, title, of)
+RULES: tuple[Callable[[Content], Iterator[Sentence]], ...] = (whole_numbers, cells, course, other_numbers)
 
 
-def _count(letter: str, title: str, found: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
-    changed = sum(each["clear"] for each in found)
-    if not changed:
-        return
-    of = f"{changed} of {len(found)} blocks changed in the {title} of {letter}"
-    if all("bound" in each for each in found):
-        yield Sentence(f"{of} by more than twice the bound of its error.", "heat")
-        return
-    chance = BY_CHANCE * len(found)
-    beyond = changed > chance + SIGMAS * math.sqrt(chance * (1 - BY_CHANCE))
-    rest = f"chance alone gives about {short(chance, 1)}" if beyond else "which is no more than chance gives"
-    yield Sentence(f"{of} by more than 2 σ; {rest}." if beyond else f"{of} by more than 2 σ, {rest}.", "heat")
+def _moved(one: Change, other: Change, change: Change, *, share: bool = False) -> str:
+    """'rose from 12.1 to 28.7 (× 2.4)'. Two values that differ look different."""
+    digits, ratio = 3, change["ratio"]
+    while digits < 8 and short(one["value"], digits) == short(other["value"], digits):
+        digits += 1
+    factor = "" if ratio is None or share else f" (× {short(ratio, 2 if abs(ratio - 1) > 0.1 else 3)})"
+    values = _value(one, digits, share=share), _value(other, digits, share=share)
+    return f"{'rose' if change['value'] > 0 else 'fell'} from {values[0]} to {values[1]}{factor}"
 
 
-def _largest(
-    content: Content, letter: str, quantity: str, title: str, found: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Sentence]:
-    """The block with the largest change, if it stands out although it was chosen among all."""
-    name = max(found, key=lambda each: abs(found[each]["value"]))
-    change = found[name]
-    if not clear_among(change, len(found)):
-        return
-    values = content["cells"][letter][quantity][name]
-    rivals = [each for other, each in found.items() if other != name and not _exceeds(change, each)]
-    moved = _moved(values[0], values[-1], change)
-    if rivals:
-        some = f"{len(rivals)} other block{'s' * (len(rivals) > 1)}"
-        text = f"The {title} of {letter} in {name} {moved}; {some} may have changed as much."
-    else:
-        text = f"The largest change of a {title} of {letter} is in {name}: it {moved}."
-    yield Sentence(text, "heat")
-
-
-def _exceeds(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether one change is clearly larger in size than the other."""
-    errors = [error_of(each) or 0.0 for each in (one, other)]
-    apart = sum(errors) if "bound" in one or "bound" in other else math.hypot(*errors)
-    return abs(one["value"]) - abs(other["value"]) > SIGMAS * apart
-
-
-def course(content: Content) -> Iterator[Sentence]:
-    """Over three or more analyses: what only rises, only falls, or peaks on the way."""
-    names = [run["name"] for run in content["runs"]]
-    if len(names) < 3:
-        return
-    for key, spoken in SPOKEN.items():
-        values = content["numbers"].get(key, {}).get("values", ())
-        if not values or any(value is None for value in values):
-            continue
-        steps = [difference(*pair, content["rounding"]) for pair in pairwise(values)]
-        ups = [step["value"] > 0 for step in steps]
-        if all(step["clear"] for step in steps) and len(set(ups)) == 1:
-            yield Sentence(
-                f"{_capital(spoken)} {'rises' if ups[0] else 'falls'} at each of {len(steps)} steps.", "course"
-            )
-            continue
-        top = max(range(len(values)), key=lambda place: values[place]["value"])
-        low = min(range(len(values)), key=lambda place: values[place]["value"])
-        for place, word, sign in ((top, "highest", 1), (low, "lowest", -1)):
-            ends = [difference(values[end], values[place], content["rounding"]) for end in (0, -1)]
-            if 0 < place < len(values) - 1 and all(end["clear"] and sign * end["value"] > 0 for end in ends):
-                beside = f"{said(values[0])} at {names[0]} and {said(values[-1])} at {names[-1]}"
-                yield Sentence(
-                    f"{_capital(spoken)} is {word} on the way, {said(values[place])} at {names[place]}, beside {beside}.",
-                    "course",
-                )
-
-
-RULES: tuple[Callable[[Content], Iterator[Sentence]], ...] = (whole_numbers, cells, course, unchanged_numbers)
-
-
-def _moved(one: Mapping[str, Any], other: Mapping[str, Any], change: Mapping[str, Any], *, share: bool = False) -> str:
-    """'rose from 12.1 to 28.7 (× 2.4)'. The factor needs a first value that is clear of 0."""
-    word = "rose" if change["value"] > 0 else "fell"
-    if share:
-        both = [percent(each["value"], error_of(each) or 0.0) for each in (one, other)]
-        return f"{word} from {both[0]} to {both[1]}"
-    error, ratio = error_of(one), change["ratio"]
-    factor = ""
-    if ratio is not None and error is not None and abs(one["value"]) > SIGMAS * error:
-        factor = f" (× {short(ratio, 2 if abs(ratio - 1) > 0.1 else 3)})"
-    digits = 3
-    while digits < 7 and short(one["value"], digits + 1) == short(other["value"], digits + 1):
-        digits += 1  # two values that differ look different
-    return f"{word} from {said(one, digits)} to {said(other, digits)}{factor}"
+def _value(found: Change, digits: int = 3, *, share: bool = False) -> str:
+    return percent(found["value"], error_of(found) or 0.0) if share else said(found, digits)
 
 
 def _capital(text: str) -> str:

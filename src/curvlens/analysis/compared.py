@@ -103,7 +103,7 @@ def _notes(
     resized = [block["name"] for block in blocks if len(set(block["sizes"])) > 1]
     if resized:
         notes.append(
-            f"{len(resized)} blocks have another number of parameters: {listing(resized)}. Compare their mean curvature."
+            f"{len(resized)} blocks have another number of parameters: {listing(resized)}. See their mean curvature."
         )
     return notes
 

@@ -70,6 +70,8 @@ def quotient(above: Number, below: Number, offset: float = 0.0) -> dict[str, Any
 def difference(one: Number, other: Number, rounding: float = 0.0) -> dict[str, Any]:
     """other − one: value, error, ends of its interval, ratio, and whether it is clear of the errors.
 
+    The ratio is None if a value is within twice its error of 0, or if the signs differ.
+
     ``clear`` is True if the difference is larger than twice its error and its 95 % interval excludes 0, and None if an
     error is not known.
 
@@ -96,7 +98,7 @@ def difference(one: Number, other: Number, rounding: float = 0.0) -> dict[str, A
         "low": _finite(value - down) if known else None,
         "high": _finite(value + up) if known else None,
         "exact": error == 0.0,
-        "ratio": other["value"] / one["value"] if one["value"] * other["value"] > 0 else None,
+        "ratio": other["value"] / one["value"] if _has_ratio(one, other) else None,
         "clear": clear,
     }
 
@@ -120,17 +122,23 @@ def said(found: Number, digits: int = 3) -> str:
     """A number with its error, if it has one that shows.
 
     >>> said({"value": 12.134, "stderr": 0.21, "exact": False}), said({"value": 12.134, "bound": 1e-9, "exact": False})
-    ('12.1 ± 0.21', '12.13')
+    ('12.1 ± 0.21', '12.1')
     """
     error = error_of(found)
     if error is None or error < 5e-4 * abs(found["value"]) or not error:
-        return short(found["value"], digits if error is None else digits + 1)
+        return short(found["value"], digits)
     return f"{short(found['value'], digits)} ± {short(error, 2)}"
 
 
 def signed(found: Number) -> str:
     """A difference, with its sign."""
     return f"{'+' if found['value'] > 0 else ''}{said(found)}"
+
+
+def _has_ratio(one: Number, other: Number) -> bool:
+    """Both of one sign, and none within its error of 0."""
+    apart = all(abs(each["value"]) > SIGMAS * (error_of(each) or 0.0) for each in (one, other))
+    return apart and (one["value"] > 0) == (other["value"] > 0)
 
 
 def _ends(found: Number) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""A heat map of layer × role with switches for operator and quantity, and a drawer for each block: a content of pages."""
+"""A heat map of layer × role for pages, with switches for operator and quantity, and a drawer for each block."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class HeatMap:
 
 
 def _cell(cell: Mapping[str, Any] | None) -> list[Any] | None:
-    """Value, error, ends of the interval, samples, whether it is exact, whether the error is a bound, if it is clear."""
+    """Value, error, ends of the interval, samples, whether it is exact, has a bound for an error, is clear."""
     if cell is None or cell.get("value") is None:
         return None
     error = cell["bound"] if "bound" in cell else cell.get("stderr")
