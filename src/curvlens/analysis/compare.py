@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from curvlens.analysis.compare_sentences import changes
 from curvlens.analysis.compared import compared
 from curvlens.analysis.result import load_analysis
 from curvlens.errors import CurvlensError, a_kind, listing, printable
+from curvlens.report.commas import commas
 
 FIX = "Give another name: out='other.html', or --out other.html."
 LARGEST = 1 << 20
@@ -107,6 +106,8 @@ def compare(
             )
             + ". Compare analyses of models of one architecture."
         )
+    if not any(each["whole"] or each["cells"] for each in content["differences"]):
+        raise CurvlensError("The analyses have no number in common. Run curvlens analyze with a larger --budget.")
     content["runs"] = [{**run, "folder": str(path)} for run, path in zip(content["runs"], paths, strict=True)]
     content["provenance"] = {"curvlens": version("curvlens")}
     content["sentences"] = [dataclasses.asdict(each) for each in changes(content)]
@@ -199,7 +200,7 @@ def _write(comparison: Comparison, out: Path) -> None:
     contents = {
         ".html": page(comparison.content),
         ".json": json.dumps(comparison.content, indent=1, allow_nan=False) + "\n",
-        ".csv": _csv(comparison.table()),
+        ".csv": commas(comparison.table()),
     }
     for kind, text in contents.items():
         file = out.with_suffix(kind)
@@ -237,12 +238,3 @@ def _record(
         "ratio": change["ratio"],
         "clear": change["clear"],
     }
-
-
-def _csv(table: Sequence[Mapping[str, Any]]) -> str:
-    out = io.StringIO()
-    columns = list(table[0]) if table else ["from", "to"]
-    writer = csv.DictWriter(out, columns)
-    writer.writeheader()
-    writer.writerows(table)
-    return out.getvalue()

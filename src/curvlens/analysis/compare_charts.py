@@ -26,9 +26,8 @@ def _colours(alt: Any, names: Sequence[str]) -> Any:
         if len(names) < 3
         else alt.Scale(domain=list(names), scheme="viridis")
     )
-    return alt.Color(
-        "run:N", sort=list(names), scale=scale, legend=alt.Legend(title=None, orient="top", labelLimit=260)
-    )
+    legend = alt.Legend(title=None, orient="top", labelLimit=260, symbolOpacity=1)
+    return alt.Color("run:N", sort=list(names), scale=scale, legend=legend)
 
 
 def spectra(found: Sequence[tuple[str, Density, Sequence[Mapping[str, Any]]]]) -> Spec:
@@ -62,10 +61,10 @@ def spectra(found: Sequence[tuple[str, Density, Sequence[Mapping[str, Any]]]]) -
 
 
 def _steps(bins: Sequence[Sequence[float]]) -> Iterator[tuple[float, dict[str, float]]]:
-    """The starts of bins, and the end of the last."""
-    for start, _, share, low, high in bins:
-        yield start, {"share": share, "low": low, "high": high}
-    if bins:
+    """The starts of bins, and the end of the last. A side without eigenvalues has none."""
+    if any(share > 0 for _, _, share, _, _ in bins):
+        for start, _, share, low, high in bins:
+            yield start, {"share": share, "low": low, "high": high}
         _, end, share, low, high = bins[-1]
         yield end, {"share": share, "low": low, "high": high}
 

@@ -65,9 +65,7 @@ def _changes(cells: Mapping[str, Sequence[Any]], place: int, rounding: float) ->
 def _run(document: Document, name: str) -> dict[str, Any]:
     about = {"model": document.get("name"), **{key: document.get(key) for key in FACTS}, "seed": document.get("seed")}
     about |= {"tokens": _mapping(document, "point").get("tokens"), "budget": document.get("budget")}
-    return {"name": name} | {
-        key: value if isinstance(value, (int, float)) else str(value) for key, value in about.items()
-    }
+    return {"name": name} | {key: value if isinstance(value, int) else str(value) for key, value in about.items()}
 
 
 def _notes(

@@ -20,17 +20,19 @@ SIGMAS = 2.0
 """A difference below so many errors is no change."""
 BY_CHANCE = 0.05
 """The share of differences that are beyond 2 σ although nothing changed."""
+LARGEST = 1e150
+"""Larger numbers are none: their squares overflow."""
 ROUNDING = {"float64": 1e-12, "float32": 1e-5}
 """Relative differences below this are rounding. Half precision: 1 %."""
 
 
 def number(found: object) -> dict[str, Any] | None:
     """A number of a document, or None if it has no finite value."""
-    if not isinstance(found, Mapping) or _finite(found.get("value")) is None:
+    if not isinstance(found, Mapping) or finite(found.get("value")) is None:
         return None
     error = "bound" if "bound" in found else "stderr"
     known = {"value": float(found["value"])} | {
-        key: _finite(found[key]) for key in (error, "low", "high") if key in found
+        key: finite(found[key]) for key in (error, "low", "high") if key in found
     }
     return known | {"exact": found.get("exact") is True}
 
@@ -39,7 +41,7 @@ def exactly(found: object) -> dict[str, Any] | None:
     """A number that was computed without sampling, as the loss."""
     return (
         None
-        if _finite(found) is None
+        if finite(found) is None
         else number({"value": found, "stderr": 0.0, "low": found, "high": found, "exact": True})
     )
 
@@ -95,8 +97,8 @@ def difference(one: Number, other: Number, rounding: float = 0.0) -> dict[str, A
     return {
         "value": value,
         "bound" if bounded else "stderr": error,
-        "low": _finite(value - down) if known else None,
-        "high": _finite(value + up) if known else None,
+        "low": finite(value - down) if known else None,
+        "high": finite(value + up) if known else None,
         "exact": error == 0.0,
         "ratio": other["value"] / one["value"] if _has_ratio(one, other) else None,
         "clear": clear,
@@ -158,11 +160,12 @@ def _sum(one: float, other: float) -> float:
     return one + other
 
 
-def _finite(found: object) -> float | None:
+def finite(found: object) -> float | None:
+    """A number of a document as a float; None for anything else."""
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         return None
     try:
         plain = float(found)
     except OverflowError:
         return None
-    return plain if math.isfinite(plain) else None
+    return plain if abs(plain) < LARGEST else None  # False for NaN
