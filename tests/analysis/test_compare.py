@@ -380,7 +380,7 @@ def test_two_real_analyses(tmp_path: Path) -> None:
     data = (torch.randn(12, 4).double(), torch.randint(0, 3, (12,)))
     steeper = copy.deepcopy(model)
     with torch.no_grad():
-        steeper[2].weight.mul_(5)
+        steeper.get_parameter("2.weight").mul_(5)
     for name, each in (("model", model), ("steeper", steeper)):
         cl.analyze(cl.Problem(each, data, cl.losses.CrossEntropy()), tmp_path / name, "200 gradients")
     found = cl.compare([tmp_path / "model", tmp_path / "steeper"], tmp_path / "compare.html")
