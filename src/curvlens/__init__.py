@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         study,
         testing,
     )
+    from curvlens.analysis.compare import compare
     from curvlens.analysis.run import analyze
     from curvlens.blocks import Family, Rule
     from curvlens.checkup import doctor
@@ -49,7 +50,7 @@ _PACKAGES = {
     "testing",
 }
 _HOMES = {
-    "analysis": ["analyze"],
+    "analysis": ["analyze", "compare"],
     "blocks": ["Family", "Rule"],
     "checkup": ["doctor"],
     "dynamics": ["stability"],
@@ -77,6 +78,7 @@ __all__ = [
     "analyze",
     "assembly",
     "calculus",
+    "compare",
     "data",
     "density",
     "diagonal",

@@ -68,6 +68,7 @@ def test_pages_have_code() -> None:
         "howto/blocks",
         "howto/spectra",
         "howto/profile",
+        "howto/compare",
         "howto/depth",
         "howto/pictures",
         "howto/doctor",

@@ -173,6 +173,8 @@ def test_importing_loads_nothing_heavy() -> None:
     assert "torch" in loaded("import curvlens; curvlens.Problem")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["profile", "--help"], ["reproduce", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["profile", "--help"], ["reproduce", "--help"], ["compare", "--help"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert not loaded(HELP.format(arguments=arguments)) & HEAVY

@@ -211,6 +211,20 @@ def profile(
 
 
 @app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Two or more folders of curvlens analyze, in order.")],
+    out: Annotated[Path, typer.Option(help="The page; .json and .csv are written beside it.")] = Path("compare.html"),
+    names: Annotated[
+        str | None, typer.Option(help="Names of the analyses, as before,after (default: those of their folders).")
+    ] = None,
+) -> None:
+    """Print what changed between analyses, with errors, and write it as a page."""
+    from curvlens.cli.compare import show_comparison
+
+    _told(lambda: show_comparison(folders, out, names))
+
+
+@app.command()
 def reproduce(
     names: Annotated[
         list[str] | None,

@@ -20,9 +20,10 @@ function heat(root, data) {
     return String(+x.toPrecision(3)).replace("-", "−");
   }
   function said(cell) {
-    if (!cell) return "not measured";
-    if (cell[5]) return short(cell[0]) + " (exact)";
-    return short(cell[0]) + (cell[1] ? " ± " + (+cell[1].toPrecision(2) >= 1e4 ? short(cell[1]) : short(+cell[1].toPrecision(2))) : "");
+    if (!cell) return data.differences ? "not compared" : "not measured";
+    const sign = data.differences && cell[0] > 0 ? "+" : "";
+    if (cell[5]) return sign + short(cell[0]) + " (exact)";
+    return sign + short(cell[0]) + (cell[1] ? " ± " + (+cell[1].toPrecision(2) >= 1e4 ? short(cell[1]) : short(+cell[1].toPrecision(2))) : "");
   }
   // A colour between two steps of a ramp, 0 ≤ t ≤ 1.
   function mixed(ramp, t) {
@@ -35,11 +36,12 @@ function heat(root, data) {
 
   // One scale for H, G and F of a quantity: it does not jump when the operator is switched.
   function colours(quantity) {
-    const all = Object.keys(data.cells).flatMap((letter) => table(letter, quantity) || []).filter(Boolean).map((c) => c[0]);
+    const coloured = (c) => c && (!data.differences || c[7]);
+    const all = Object.keys(data.cells).flatMap((letter) => table(letter, quantity) || []).filter(coloured).map((c) => c[0]);
     const sizes = all.map(Math.abs).filter((x) => x > 0);
-    const high = Math.max(...sizes, 1e-300), low = Math.max(Math.min(...sizes, high), high * 1e-6);
+    const high = Math.max(...sizes, 1e-300), low = Math.max(Math.min(...sizes, high), high * (data.differences ? 1e-3 : 1e-6));
     // Colours of both signs only where the operator has both; sizes are on the same scale either way.
-    const signed = (table(chosen.letter, quantity) || []).some((c) => c && c[0] < 0);
+    const signed = data.differences || (table(chosen.letter, quantity) || []).some((c) => c && c[0] < 0);
     const span = Math.log10(high / low) || 1;
     const size = (x) => Math.min(Math.max(Math.log10(Math.max(Math.abs(x), low) / low) / span, 0), 1);
     const of = (x) => (signed ? mixed(SIGNED, 0.5 + (Math.sign(x) * (0.1 + 0.9 * size(x))) / 2) : mixed(VIRIDIS, size(x)));
@@ -98,9 +100,10 @@ function heat(root, data) {
       button.className = "cell" + (button.classList.contains("out") ? " out" : "");
       button.style.backgroundColor = "";
       if (!found) button.classList.add("missing");
+      else if (data.differences && !found[7]) button.classList.add("within");
       else {
         button.style.backgroundColor = colour.of(found[0]);
-        const error = found[5] ? 0 : (found[1] ?? 0) / Math.max(Math.abs(found[0]), 0.01 * largest);
+        const error = found[5] || data.differences ? 0 : (found[1] ?? 0) / Math.max(Math.abs(found[0]), 0.01 * largest);
         if (error > 0.5) button.classList.add("guess");
         else if (error > 0.25) button.classList.add("unsure");
       }
@@ -115,21 +118,25 @@ function heat(root, data) {
         const there = name === "letter" ? table(button.dataset.value, quantity) : Object.keys(data.cells).some((l) => table(l, button.dataset.value));
         button.disabled = !there;
       }
-    const counted = now.filter(Boolean).length;
-    words.textContent = `${data.operators[letter]}: ${data.quantities[quantity][0]}, ${data.quantities[quantity][1]}. ${counted} of ${now.length} cells measured.`;
+    const counted = now.filter(Boolean).length, clear = now.filter((c) => c && c[7]).length;
+    const count = data.differences ? `${clear} of ${counted} cells that were compared changed by more than 2 σ` : `${counted} of ${now.length} cells measured`;
+    words.textContent = `${data.operators[letter]}: ${data.quantities[quantity][0]}, ${data.quantities[quantity][1]}. ${count}.`;
     const scale = make("span", undefined, "scale"), ramp = make("span");
     for (const colourOfStep of colour.ramp) {
       const step = make("i");
       step.style.backgroundColor = colourOfStep;
       ramp.append(step);
     }
-    scale.append(make("span", colour.signed ? short(-colour.high) : short(colour.low)), ramp, make("span", short(colour.high)));
-    const keys = [["error above 50 %", "guess"], ["25 to 50 %", "unsure"], ["not measured", "missing"]].map(([text, cls]) => {
+    const states = data.differences ? [["within 2 σ", "within"], ["not compared", "missing"]] : [["error above 50 %", "guess"], ["25 to 50 %", "unsure"], ["not measured", "missing"]];
+    if (!(data.differences && colour.high <= 1e-300))
+      scale.append(make("span", colour.signed ? short(-colour.high) : short(colour.low)), ramp, make("span", short(colour.high)));
+    const keys = states.map(([text, cls]) => {
       const key = make("span", undefined, "key");
       key.append(make("span", undefined, "cell " + cls), make("span", text));
       return key;
     });
-    legend.replaceChildren(scale, ...keys, make("span", "Errors are relative to the cell, or to 1 % of the largest cell."));
+    const note = data.differences ? "Colours are on a logarithm on both sides of 0." : "Errors are relative to the cell, or to 1 % of the largest cell.";
+    legend.replaceChildren(scale, ...keys, make("span", note));
   }
 
   function open(i, quiet) {

@@ -1,9 +1,9 @@
-"""A heat map of layer × role with switches for operator and quantity, and a drawer for each block: a content of pages."""
+"""A heat map of layer × role for pages, with switches for operator and quantity, and a drawer for each block."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from curvlens.errors import printable
@@ -34,19 +34,24 @@ LINES = {
 class HeatMap:
     """``blocks`` have a name, a layer (or None) and a role; ``cells`` a number for each, by operator and quantity.
 
-    ``more`` has lines of text for the drawer of a block: label and value.
+    ``more`` has lines of text for the drawer of a block: label and value. ``differences`` are shown in colours of both
+    signs, and grey where ``clear`` of a cell is not true. ``quantities`` have a title and an explanation.
     """
 
     blocks: Sequence[Mapping[str, Any]]
     cells: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]
     more: Mapping[str, Sequence[tuple[str, str]]]
+    differences: bool = False
+    quantities: Mapping[str, tuple[str, str]] = field(default_factory=lambda: QUANTITIES)
+    lines: Mapping[tuple[str, str], str] = field(default_factory=lambda: LINES)
 
     def html(self, assets: Assets) -> str:
         """The places that the script fills."""
         assets.needs("heat_map.css", "heat_map.js")
         numbers = {
             letter: {
-                quantity: [_cell(cells.get(block["name"])) for block in self.blocks] for quantity, cells in found.items()
+                quantity: [_cell(cells.get(block["name"])) for block in self.blocks]
+                for quantity, cells in found.items()
             }
             for letter, found in self.cells.items()
         }
@@ -60,11 +65,9 @@ class HeatMap:
             }
             for block in self.blocks
         ]
-        lines = {f"{letter} {quantity}": line for (letter, quantity), line in LINES.items()}
-        place = assets.keep(
-            "heats",
-            {"blocks": blocks, "cells": numbers, "quantities": QUANTITIES, "operators": OPERATORS, "lines": lines},
-        )
+        lines = {f"{letter} {quantity}": line for (letter, quantity), line in self.lines.items()}
+        about = {"quantities": dict(self.quantities), "operators": OPERATORS, "lines": lines}
+        place = assets.keep("heats", {"blocks": blocks, "cells": numbers, **about, "differences": self.differences})
         return f"""<div class="heat" data-heat="{place}">
 <div class="bar"><div class="choice letters" role="group" aria-label="operator"></div>
 <div class="choice quantities" role="group" aria-label="quantity"></div></div>
@@ -78,13 +81,13 @@ class HeatMap:
 
 
 def _cell(cell: Mapping[str, Any] | None) -> list[Any] | None:
-    """Value, error, ends of the interval, samples, whether it is exact, whether the error is a bound."""
+    """Value, error, ends of the interval, samples, whether it is exact, has a bound for an error, is clear."""
     if cell is None or cell.get("value") is None:
         return None
     error = cell["bound"] if "bound" in cell else cell.get("stderr")
     return [
-        _short(cell["value"]), _short(error), _short(cell["low"]), _short(cell["high"]), cell.get("samples"),
-        bool(cell["exact"]), "bound" in cell,
+        _short(cell["value"]), _short(error), _short(cell.get("low")), _short(cell.get("high")), cell.get("samples"),
+        bool(cell["exact"]), "bound" in cell, cell.get("clear") is True,
     ]  # fmt: skip
 
 
