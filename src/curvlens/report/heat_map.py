@@ -1,4 +1,4 @@
-"""A heat map of layer × role with switches for operator and quantity, and a drawer for each block: a content of pages."""
+"""A heat map of layer × role: switches for operator and quantity, and a drawer for each block. A content of pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class HeatMap:
         assets.needs("heat_map.css", "heat_map.js")
         numbers = {
             letter: {
-                quantity: [_cell(cells.get(block["name"])) for block in self.blocks] for quantity, cells in found.items()
+                quantity: [_cell(cells.get(block["name"])) for block in self.blocks]
+                for quantity, cells in found.items()
             }
             for letter, found in self.cells.items()
         }
@@ -70,7 +71,7 @@ class HeatMap:
 <div class="choice quantities" role="group" aria-label="quantity"></div></div>
 <p class="words faint" aria-live="polite"></p>
 <noscript><p class="warn">The map is drawn by a script; the table below has all numbers.</p></noscript>
-<div class="scroll map" tabindex="0" role="region" aria-label="heat map"></div>
+<div class="map" role="group" aria-label="heat map: arrow keys move, Enter opens a block"></div>
 <div class="legend"></div>
 <div class="drawer" aria-live="polite"></div>
 </div>
