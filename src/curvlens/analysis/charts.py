@@ -150,7 +150,7 @@ def bars(records: Sequence[tuple[str, float]], title: str) -> Spec:
     y = alt.Y(
         "name:N", sort=[record["name"] for record in shown], title=None, axis=alt.Axis(labelLimit=140, ticks=False)
     )
-    top = max((record["value"] for record in shown), default=1.0) * 1.15
+    top = max((value for _, value in records), default=1.0) * 1.15
     axis = alt.Axis(format="%", tickCount=5, grid=False)
     x = alt.X("value:Q", title=title, scale=alt.Scale(domain=[0, top], nice=False), axis=axis)
     base = alt.Chart(data(shown)).encode(y=y, x=x)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from curvlens.analysis import charts
@@ -37,6 +38,29 @@ def panels(content: Document) -> list[Section]:
     return [make(content) for make in makers]
 
 
+def specs(content: Document) -> Iterator[tuple[str, charts.Spec]]:
+    """The charts of the whole, each with the name of its file."""
+    spectrum = [_density(content, each) for each in _whole_densities(content)]
+    if spectrum:
+        plain = [{key: value for key, value in spec.items() if key not in ("config", "$schema")} for spec in spectrum]
+        yield "spectrum", {"$schema": spectrum[0]["$schema"], "config": spectrum[0]["config"], "vconcat": plain}
+    named: list[tuple[str, Sequence[Any], Callable[[Any], charts.Spec]]] = [
+        ("roles", _role_densities(content), charts.roles),
+        ("stability", edge_records(content) or rate_records(content), lambda _: stability_bars(content)),
+        ("parts", _parts(content), charts.parts),
+        ("lines", _lines(content), charts.lines),
+        ("depth", _depth_records(content), lambda found: charts.curves(found, "|trace|")),
+        ("norms", _norm_records(content), lambda found: charts.curves(found, "norm of a layer")),
+    ]
+    for name, records, make in named:
+        if records:
+            yield name, make(records)
+    calls = content.get("attention", {}).get("calls", ())
+    for name in ATTENTION:
+        if attention_records(calls, name):
+            yield f"attention-{name}", attention_grid(calls, name)
+
+
 def chart(label: str, make: Callable[[], charts.Spec]) -> list[Content]:
     """A chart; none where the packages that draw it are not installed."""
     return [VegaChart(make(), label)] if charts.available() else []
@@ -44,18 +68,13 @@ def chart(label: str, make: Callable[[], charts.Spec]) -> list[Content]:
 
 def _spectrum(content: Document) -> Section:
     spectrum, body = content["spectrum"], list[Content]()
-    whole = [each for each in spectrum["densities"] if not each["role"] and not each["block"]]
+    whole = _whole_densities(content)
     for each in whole:
-        values = spectrum["eigenvalues"].get(each["operator"], ())
-        homes = _homes(content, len(values)) if each["operator"] == "H" else []
-        ends = charts.largest(whole), 0.3 / max(picture["n"] for picture in whole)
-        title = {"H": "H, the Hessian", "G": "G, its Gauss–Newton part"}.get(each["operator"], each["operator"])
+        letter = str(each["operator"])
+        title = {"H": "H, the Hessian", "G": "G, its Gauss–Newton part"}.get(letter, letter)
         how = f"{each['probes']} probes, band: 95 % interval" if each["probes"] else "exact"
         body.append(Prose([Mark(title), f": {how}"]))
-        body += chart(
-            f"spectral density of {each['operator']}",
-            lambda e=each, v=values, h=homes, a=ends: charts.density(e, v, *a, h),
-        )
+        body += chart(f"spectral density of {letter}", partial(_density, content, each))
     if whole:
         body.append(
             Prose("Ticks at the top are eigenvalues that were computed one by one. Bins are even on the axis.", "faint")
@@ -72,13 +91,29 @@ def _spectrum(content: Document) -> Section:
         body.append(
             Fold(f"Extreme eigenvalues of {letter}", [_eigenvalues(content, letter, values)], f"eigenvalues-{letter}")
         )
-    by_role = [each for each in spectrum["densities"] if each["role"]]
+    by_role = _role_densities(content)
     if by_role:
         body.append(Prose("Densities of H for single roles, all layers together, on shared axes:"))
         body += chart("densities by role", lambda: charts.roles(by_role))
     body += _heterogeneity(content.get("heterogeneity"))
     lead = "How the eigenvalues are spread, on a logarithmic axis mirrored at 0."
     return Section("spectrum", "Spectrum", lead, body or _none())
+
+
+def _whole_densities(content: Document) -> list[Document]:
+    return [each for each in content["spectrum"]["densities"] if not each["role"] and not each["block"]]
+
+
+def _role_densities(content: Document) -> list[Document]:
+    return [each for each in content["spectrum"]["densities"] if each["role"]]
+
+
+def _density(content: Document, picture: Document) -> charts.Spec:
+    """A density on the axes that all densities of the whole share."""
+    whole, values = _whole_densities(content), content["spectrum"]["eigenvalues"].get(picture["operator"], ())
+    homes = _homes(content, len(values)) if picture["operator"] == "H" else []
+    least = 0.3 / max(each["n"] for each in whole)  # less than one eigenvalue
+    return charts.density(picture, values, charts.largest(whole), least, homes)
 
 
 def _homes(content: Document, count: int) -> list[str]:
@@ -120,7 +155,7 @@ def _heterogeneity(mixed: Document | None) -> list[Content]:
 
 def _eigenvectors(content: Document) -> Section:
     body, vectors = list[Content](), content["eigenvectors"]
-    found = [(f"{v['which']}, λ = {short(v['value'])}", v["line"]) for v in vectors if v.get("which") and "line" in v]
+    found = _lines(content)
     if found:
         body += chart("loss along eigenvectors", lambda: charts.lines(found))
     for which, line in found:
@@ -133,6 +168,12 @@ def _eigenvectors(content: Document) -> Section:
         body.append(_eigenvector(vector))
     lead = "Where the extreme eigenvectors of H live, and what a step along them does."
     return Section("eigenvectors", "Eigenvectors", lead, body or _none())
+
+
+def _lines(content: Document) -> list[tuple[str, Document]]:
+    """The lines along eigenvectors that were measured."""
+    named = [vector for vector in content["eigenvectors"] if vector.get("which") and "line" in vector]
+    return [(f"{vector['which']}, λ = {short(vector['value'])}", vector["line"]) for vector in named]
 
 
 def _eigenvector(vector: Document) -> Fold:
@@ -177,8 +218,8 @@ def _tokens(vector: Document) -> list[Content]:
 
 
 def _origin(content: Document) -> Section:
-    body, records = list[Content](), _by_layer(content)
-    if any(record["operator"] == "F" for record in records):
+    body, records = list[Content](), _parts(content)
+    if records:
         body += chart("Gauss-Newton and functional part by layer", lambda: charts.parts(records))
     found = content.get("profile")
     profile = from_plain(json.loads(found["profile"])) if found else None
@@ -188,14 +229,16 @@ def _origin(content: Document) -> Section:
     return Section("origin", "Where it comes from", lead, body or _none())
 
 
-def _by_layer(content: Document) -> list[dict[str, Any]]:
-    """Traces of G and F, summed over the blocks of each layer."""
+def _parts(content: Document) -> list[dict[str, Any]]:
+    """Traces of G and F, summed over the blocks of each layer; none if there is no F."""
     sums: dict[tuple[str, str], list[Document]] = {}
     for block in content["blocks"]:
         for letter in "GF":
             cell = content["cells"].get(letter, {}).get("trace", {}).get(block["name"])
             if cell is not None and cell["value"] is not None:
                 sums.setdefault((block["layer"] or block["name"], letter), []).append(cell)
+    if all(letter != "F" for _, letter in sums):
+        return []
     return [
         {
             "name": name,
@@ -207,29 +250,36 @@ def _by_layer(content: Document) -> list[dict[str, Any]]:
     ]
 
 
-def _depth(content: Document) -> Section:
-    body, point = list[Content](), content.get("point", {})
-    records = [
+def _depth_records(content: Document) -> list[dict[str, Any]]:
+    return [
         {"layer": path, "operator": letter, **numbers["trace"]}
         for path, sizes in content["depth"].items()
         for letter, numbers in sizes.items()
         if numbers["trace"]["value"] is not None
     ]
-    if records:
-        body.append(
-            Prose("|Trace| of the Hessian of the loss by the activations that leave a layer, and of its part G:")
-        )
-        body += chart("Hessian by activations", lambda: charts.curves(records, "|trace|"))
-    norms: dict[tuple[str, str], float] = {}
+
+
+def _norm_records(content: Document) -> list[dict[str, Any]]:
+    """Norms of the gradient and of the weights of each layer."""
+    point, squares = content.get("point", {}), dict[tuple[str, str], float]()
     for block in content["blocks"]:
         for kind, key in (("gradient", "gradient_by_block"), ("weights", "weights_by_block")):
             size = point.get(key, {}).get(block["name"])
             if block["layer"] is not None and size is not None:
-                norms[block["layer"], kind] = norms.get((block["layer"], kind), 0.0) + size**2
+                squares[block["layer"], kind] = squares.get((block["layer"], kind), 0.0) + size**2
+    return [{"layer": layer, "operator": kind, "value": value**0.5} for (layer, kind), value in squares.items()]
+
+
+def _depth(content: Document) -> Section:
+    body, traces, norms = list[Content](), _depth_records(content), _norm_records(content)
+    if traces:
+        body.append(
+            Prose("|Trace| of the Hessian of the loss by the activations that leave a layer, and of its part G:")
+        )
+        body += chart("Hessian by activations", lambda: charts.curves(traces, "|trace|"))
     if norms:
-        rows = [{"layer": layer, "operator": kind, "value": value**0.5} for (layer, kind), value in norms.items()]
         body.append(Prose("Norms of the gradient and of the weights of a layer, exact:"))
-        body += chart("norms along depth", lambda: charts.curves(rows, "norm of a layer"))
+        body += chart("norms along depth", lambda: charts.curves(norms, "norm of a layer"))
     lead = "The Hessian by the activations that leave a layer, and norms of gradient and weights."
     return Section("depth", "Along depth", lead, body or _none(), folded=True)
 
@@ -261,7 +311,7 @@ def _attention(content: Document) -> Section:
     for name, (_, title) in ATTENTION.items():
         if attention_records(calls, name):
             body.append(Prose(f"{title}, mean over query tokens:"))
-            body += chart(title, lambda n=name: attention_grid(calls, n))
+            body += chart(title, partial(attention_grid, calls, name))
     if found.get("skipped"):
         body.append(Prose(f"{found['skipped']} calls of attention were too large to look at.", "faint"))
     rows: list[list[Words]] = [
@@ -283,7 +333,9 @@ def edge_records(content: Document) -> list[tuple[str, Document]]:
     found, top = content.get("stability"), content["whole"].get("H", {}).get("top")
     if not found or found.get("ratio") is None:
         return []
-    records = [(str(found["rule"]), {"value": float(found["ratio"]), "bound": float(found.get("residual") or 0.0)})]
+    records: list[tuple[str, Document]] = [
+        (str(found["rule"]), {"value": float(found["ratio"]), "bound": float(found.get("residual") or 0.0)})
+    ]
     rates = {group.get("lr") for group in found.get("groups") or ()}
     if len(rates) == 1 and top is not None and top["low"] > 0:
         rate = rates.pop()
@@ -304,15 +356,21 @@ def rate_records(content: Document) -> list[tuple[str, Document]]:
     return [(rule, {"value": c / value, "bound": c * bound / value**2}) for rule, c in EDGES.items()]
 
 
+def stability_bars(content: Document) -> charts.Spec:
+    """A bar for each optimiser: its share of the edge, or its largest stable learning rate if no rate is known."""
+    edges = edge_records(content)
+    if edges:
+        return charts.edge(edges, "share of the edge of stability", line=True)
+    return charts.edge(rate_records(content), "largest stable learning rate", line=False)
+
+
 def _stability(content: Document) -> Section:
     body, found = list[Content](), content.get("stability")
-    edges, rates = edge_records(content), rate_records(content)
-    if edges:
-        body += chart("distance to the edge", lambda: charts.edge(edges, "share of the edge of stability", line=True))
-        if found and found.get("convention"):
-            body.append(Prose(str(found["convention"]), "faint"))
-    elif rates:
-        body += chart("learning rates", lambda: charts.edge(rates, "largest stable learning rate", line=False))
+    rates = rate_records(content)
+    if rates or edge_records(content):
+        body += chart("stability", lambda: stability_bars(content))
+    if found and found.get("convention"):
+        body.append(Prose(str(found["convention"]), "faint"))
     if rates:
         rows: list[list[Words]] = [[rule, plain(EDGES[rule]), number(cell)] for rule, cell in rates]
         columns = [Column("optimiser"), Column("η λ_max at the edge", numbers=True)]
