@@ -156,7 +156,7 @@ def bars(records: Sequence[tuple[str, float]], title: str) -> Spec:
     base = alt.Chart(data(shown)).encode(y=y, x=x)
     text = base.mark_text(align="left", dx=4, color=INK, fontSize=10).encode(text="said:N")
     chart = alt.layer(base.mark_bar(color=BLUE, height={"band": 0.7}), text)
-    return _spec(chart.properties(width="container", height={"step": 18}), widest=560)
+    return _spec(chart.properties(width="container", height=18 * len(shown)), widest=560)
 
 
 def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
@@ -177,9 +177,8 @@ def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
         color=alt.Color("kind:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
         tooltip=["kind:N", alt.Tooltip("t:Q", format=".3g"), alt.Tooltip("loss:Q", format=".4g")],
     )
-    dash = alt.StrokeDash(
-        "kind:N", scale=alt.Scale(domain=["loss", "quadratic model"], range=[[1, 0], [5, 3]]), legend=None
-    )
+    dashes = alt.Scale(domain=["loss", "quadratic model"], range=[[1, 0], [5, 3]])
+    dash = alt.StrokeDash("kind:N", scale=dashes, legend=alt.Legend(title=None, orient="top"))
     layered = alt.layer(
         base.mark_line(strokeWidth=1.6).encode(strokeDash=dash),
         base.mark_point(size=16, filled=True),
@@ -301,7 +300,7 @@ def edge(records: Sequence[tuple[str, Cell]], title: str, *, line: bool) -> Spec
         x="at:Q", text="said:N"
     )
     layers += [halo, base.mark_text(align="left", dx=6, fontSize=11, color=INK).encode(x="at:Q", text="said:N")]
-    return _spec(alt.layer(*layers).properties(width="container", height={"step": 30}), widest=640)
+    return _spec(alt.layer(*layers).properties(width="container", height=30 * len(shown)), widest=640)
 
 
 def _share(cell: Cell) -> str:

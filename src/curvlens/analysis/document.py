@@ -114,7 +114,9 @@ def _whole_estimates(known: Known, letter: str) -> dict[str, Estimate]:
         # blocks of G come from the same passes: their errors add up, at worst linearly
         if letter == "G":
             stderr = torch.stack([each.stderr for each in traces.values()]).sum()
-            sum_of_blocks = Estimate(sum_of_blocks.value, stderr, sum_of_blocks.samples, min(e.dof for e in traces.values()))
+            sum_of_blocks = Estimate(
+                sum_of_blocks.value, stderr, sum_of_blocks.samples, min(e.dof for e in traces.values())
+            )
         if "trace" not in found or float(sum_of_blocks.stderr) < float(found["trace"].stderr):
             found["trace"] = sum_of_blocks
     return found
@@ -182,7 +184,7 @@ def curve(density: Density) -> dict[str, Any]:
 def _density_of(record: Record | None) -> Density | None:
     if record is None:
         return None
-    tensors = {name: record.tensors[name] for name in DENSITY}
+    tensors: dict[str, Any] = {name: record.tensors[name] for name in DENSITY}
     result = record.result
     return Density(
         **tensors, n=int(result["n"]), probes=int(result["probes"]), error=result["error"], products=result["products"]
@@ -222,7 +224,8 @@ def _jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     middle = (p + q) / 2
 
     def entropy(x: torch.Tensor) -> torch.Tensor:
-        return -torch.special.xlogy(x, x).sum() / math.log(2)
+        bits: torch.Tensor = -torch.special.xlogy(x, x).sum() / math.log(2)
+        return bits
 
     return (entropy(middle) - (entropy(p) + entropy(q)) / 2).clamp(min=0)
 
@@ -232,7 +235,7 @@ def _eigenvectors(known: Known) -> list[dict[str, Any]]:
     if pairs is None:
         return []
     first = known.of("eigs", operator="H")[0]
-    names = dict((number, which) for which, number in known.extremes())
+    names = {number: which for which, number in known.extremes()}
     found = []
     for number, (value, residual) in enumerate(zip(pairs.result["values"], pairs.result["residuals"], strict=True)):
         vector = {"number": number, **enclosed(value, residual), "mass": _column(pairs.result["mass"], number)}
@@ -262,7 +265,13 @@ def _heads(known: Known) -> dict[str, Any]:
 
 def _blocks(problem: Problem) -> list[dict[str, Any]]:
     return [
-        {"name": name, "layer": block.layer, "role": block.role, "size": block.size, "parameters": list(block.parameters)}
+        {
+            "name": name,
+            "layer": block.layer,
+            "role": block.role,
+            "size": block.size,
+            "parameters": list(block.parameters),
+        }
         for name, block in problem.blocks.items()
     ]
 

@@ -1,8 +1,6 @@
 // Charts of Vega-Lite. `ast` has them interpreted: nothing is evaluated. The colours of the theme are in charts.css.
 const tooltip = { disableDefaultStyle: true, id: "vg-tooltip-element" };
-// Warnings of Vega-Lite are about settings that it changes, such as the height of a chart of steps: no news for a reader.
-const logLevel = 1;
-const options = { ast: true, logLevel, renderer: "svg", actions: false, defaultStyle: false, tooltip };
+const options = { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip };
 
 // The width for a chart. Inside of a closed fold nothing has a width: then it is that of what is around it.
 function room(place) {

@@ -63,7 +63,9 @@ def _colours(title: str, records: Sequence[dict[str, Any]]) -> Any:
     elif low < 0:
         size = max(abs(low), abs(high))
         least = min((abs(x) for x in values if x), default=1.0)
-        scale = alt.Scale(type="symlog", constant=max(least, size * 1e-4), scheme="blueorange", domain=[-size, size])
+        # positive is blue, as on all pages
+        constant = max(least, size * 1e-4)
+        scale = alt.Scale(type="symlog", constant=constant, scheme="blueorange", reverse=True, domain=[-size, size])
     else:
         scale = alt.Scale(type="symlog", constant=max(high * 1e-4, 1e-300), scheme="viridis")
     return alt.Color("value:Q", title=title, scale=scale, legend=alt.Legend(format=".1e", gradientLength=140))
