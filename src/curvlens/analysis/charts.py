@@ -1,96 +1,162 @@
-"""The charts of the page of an analysis, as specifications of Vega-Lite."""
+"""The charts of the page of an analysis, as specifications of Vega-Lite.
+
+A width of "container" is the width of the page, at most ``usermeta.widest`` pixels.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
+from curvlens.analysis.numbers import ends, said
+from curvlens.dynamics.advice import percent, short
 from curvlens.errors import printable
-from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data, styled
+from curvlens.report.plots.frame import BLUE, GAP, INK, ORANGE, altair, data, styled
 
 COLOURS = {"H": INK, "G": BLUE, "F": ORANGE}
+KINDS = {"gradient": BLUE, "weights": ORANGE}
 Spec = dict[str, Any]
+Cell = Mapping[str, Any]
+LONGEST = 60
+"""Characters of a name on a chart."""
+_LABELS = (
+    "datum.value == 0 ? '0' : abs(datum.value) >= 1e4 || abs(datum.value) < 1e-3 ? "
+    "replace(format(datum.value, '~e'), 'e+', 'e') : format(datum.value, '~r')"
+)
+"""Labels of an axis: 2e4, 10, 0.1, 3e-5."""
+_ROLES, _WIDTH = 190, 300
 
 
-def _spec(chart: Any) -> Spec:
-    spec: Spec = styled(chart).to_dict()
-    return spec
+def available() -> bool:
+    """Whether the packages that draw charts are installed."""
+    return all(find_spec(name) is not None for name in ("altair", "vl_convert"))
 
 
-def _colour(alt: Any, letters: Sequence[str]) -> Any:
-    scale = alt.Scale(domain=list(letters), range=[COLOURS[letter] for letter in letters])
-    return alt.Color("operator:N", scale=scale, legend=alt.Legend(title=None, orient="top"))
+def name(words: object) -> str:
+    """A name as it stands on a chart: no hidden characters, and not too long."""
+    whole = printable(str(words))
+    return whole if len(whole) <= LONGEST else f"{whole[: LONGEST - 20]}…{whole[-19:]}"
 
 
-def densities(pictures: Sequence[Mapping[str, Any]], eigenvalues: Mapping[str, Sequence[Mapping[str, Any]]]) -> Spec:
-    """Share of eigenvalues between points of a mirrored logarithmic axis, with its band; eigenvalues as ticks."""
-    alt = altair()
-    records = []
-    for picture in pictures:
-        for i, share in enumerate(picture["share"]):
-            if picture["high"][i] > 0:
-                records.append(
-                    {
-                        "x": picture["x"][i],
-                        "x2": picture["x"][i + 1] if i + 1 < len(picture["x"]) else picture["x"][i],
-                        "share": max(share, 1e-9),
-                        "low": max(picture["low"][i], 1e-9),
-                        "high": max(picture["high"][i], 1e-9),
-                        "operator": picture["operator"],
-                    }
-                )
-    largest = max((abs(x) for picture in pictures for x in picture["x"]), default=1.0)
-    axis = alt.Scale(type="symlog", constant=largest * 1e-6)
-    letters = list(dict.fromkeys(record["operator"] for record in records))
-    least = 0.3 / max(picture["n"] for picture in pictures)  # less than one eigenvalue
-    for record in records:
-        record |= {name: max(record[name], least) for name in ("share", "low", "high")}
-    x = alt.X("x:Q", title="eigenvalue", scale=axis, axis=alt.Axis(format=".0e", tickCount=7))
-    y = alt.Y("share:Q", title="share of eigenvalues", scale=alt.Scale(type="log", domainMin=least), axis=alt.Axis(format=".0e", tickCount=5))
-    base = alt.Chart(data(records)).encode(x=x, color=_colour(alt, letters))
-    band = base.mark_area(opacity=0.18, interpolate="step-after").encode(y=alt.Y("low:Q", title=""), y2="high:Q")
-    curve = base.mark_line(interpolate="step-after", strokeWidth=1.4).encode(y=y)
-    ticks = [
-        {"x": value["value"], "operator": letter, "said": f"{value['value']:.4g} ± {value['bound']:.1g}"}
-        for letter, values in eigenvalues.items()
-        for value in values
+def _spec(chart: Any, **about: int) -> Spec:
+    spec: Spec = styled(chart).to_dict(validate=False)
+    spec.get("config", {}).setdefault("header", {}).update({"labelColor": INK, "labelLimit": 180, "labelFontSize": 11})
+    return {**spec, "usermeta": about}
+
+
+def _powers(most: float, count: int) -> list[float]:
+    """Powers of ten on both sides of 0, down to a millionth of the largest."""
+    top = math.floor(math.log10(most))
+    sizes = [10.0**power for power in range(top, top - 6, -max(1, round(6 / count)))]
+    return [*(-x for x in sizes), 0.0, *reversed(sizes)]
+
+
+def _decades(least: float) -> list[float]:
+    """Powers of ten from 1 down."""
+    return [10.0**-power for power in range(math.floor(-math.log10(least)) + 1)]
+
+
+def _eigenvalues(alt: Any, most: float, title: str | None, count: int) -> Any:
+    """A logarithmic axis, mirrored at 0."""
+    scale = alt.Scale(type="symlog", constant=most * 1e-6, domain=[-most, most], nice=False)
+    axis = alt.Axis(values=_powers(most, count), labelExpr=_LABELS, labelOverlap=True, grid=False)
+    return alt.X("x:Q", title=title, scale=scale, axis=axis)
+
+
+def largest(pictures: Sequence[Mapping[str, Any]]) -> float:
+    """The largest |λ| of densities: their shared axis ends there."""
+    return max((abs(x) for picture in pictures for x in picture["x"]), default=1.0) or 1.0
+
+
+def _steps(picture: Mapping[str, Any], least: float) -> list[dict[str, Any]]:
+    """A record for each bin; a bin with less than one eigenvalue is a gap of the line."""
+    return [
+        {
+            "x": picture["x"][i],
+            "share": share if share >= least else None,
+            "low": max(picture["low"][i], least),
+            "high": max(picture["high"][i], least),
+        }
+        for i, share in enumerate(picture["share"])
     ]
-    layers = [band, curve]
+
+
+def density(
+    picture: Mapping[str, Any], values: Sequence[Cell], most: float, least: float, homes: Sequence[str]
+) -> Spec:
+    """Share of eigenvalues in the bins of a mirrored logarithmic axis, with its band; eigenvalues as ticks.
+
+    ``most`` and ``least`` are the ends of the axes, ``homes`` the blocks where the eigenvectors live.
+    """
+    alt = altair()
+    colour = COLOURS[picture["operator"]]
+    x = _eigenvalues(alt, most, "eigenvalue λ", 6)
+    scale = alt.Scale(type="log", domain=[least, 1.0])
+    axis = alt.Axis(labelExpr=_LABELS, values=_decades(least), minExtent=36)
+    y = alt.Y("share:Q", title="share of eigenvalues in a bin", scale=scale, axis=axis)
+    base = alt.Chart(data(_steps(picture, least))).encode(x=x)
+    band = base.mark_area(opacity=0.2, interpolate="step-after", color=colour).encode(
+        y=alt.Y("low:Q", scale=scale, title="share of eigenvalues in a bin", axis=axis), y2="high:Q"
+    )
+    layers = [band, base.mark_line(interpolate="step-after", strokeWidth=1.6, color=colour).encode(y=y)]
+    ticks = [
+        {"x": value["value"], "λ": said(value), "home": name(home)}
+        for value, home in zip(values, homes or [""] * len(values), strict=True)
+    ]
     if ticks:
-        marks = alt.Chart(data(ticks)).mark_tick(thickness=2, size=16, orient="vertical")
-        layers.append(
-            marks.encode(x=x, y=alt.value(8), color=_colour(alt, letters), tooltip=[alt.Tooltip("said:N", title="λ")])
-        )
-    return _spec(alt.layer(*layers).properties(width="container", height=260))
+        marks = alt.Chart(data(ticks)).mark_tick(thickness=2, size=14, orient="vertical", color=colour)
+        tooltip = [alt.Tooltip("λ:N"), *([alt.Tooltip("home:N", title="mostly in")] if homes else [])]
+        layers.append(marks.encode(x=x, y=alt.value(7), tooltip=tooltip))
+    # The outermost ones have their names beside them.
+    outer = [(ticks[-1], "right", -5)] if ticks and ticks[-1]["x"] > 0 else []
+    outer += [(ticks[0], "left", 5)] if ticks and ticks[0]["x"] < 0 else []
+    for tick, align, dx in outer:
+        label = tick["λ"] + (f", mostly in {tick['home']}" if tick["home"] else "")
+        text = alt.Chart(data([{"x": tick["x"], "label": label}]))
+        mark = text.mark_text(align=align, dx=dx, fontSize=10, color=INK, baseline="top", limit=240)
+        layers.append(mark.encode(x=x, y=alt.value(16), text="label:N"))
+    return _spec(alt.layer(*layers).properties(width="container", height=190), widest=1000)
 
 
 def roles(pictures: Sequence[Mapping[str, Any]]) -> Spec:
     """A small density for each role, on shared axes."""
     alt = altair()
+    least = 0.3 / max(picture["n"] for picture in pictures)
     records = [
-        {"x": picture["x"][i], "share": max(share, 1e-9), "name": printable(picture["role"] or picture["block"])}
+        {**record, "name": name(picture["role"] or picture["block"])}
         for picture in pictures
-        for i, share in enumerate(picture["share"])
-        if share > 0
+        for record in _steps(picture, least)
     ]
-    largest = max((abs(x) for picture in pictures for x in picture["x"]), default=1.0)
-    x = alt.X("x:Q", title=None, scale=alt.Scale(type="symlog", constant=largest * 1e-6), axis=alt.Axis(format=".0e", tickCount=3))
-    y = alt.Y("share:Q", title=None, scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e", tickCount=3))
-    chart = alt.Chart(data(records)).mark_line(interpolate="step-after", color=INK, strokeWidth=1.1).encode(x=x, y=y)
-    return _spec(chart.properties(width=190, height=100).facet(alt.Facet("name:N", title=None), columns=4))
+    order = list(dict.fromkeys(record["name"] for record in records))
+    x = _eigenvalues(alt, largest(pictures), "λ", 2)
+    scale = alt.Scale(type="log", domain=[least, 1.0])
+    y = alt.Y("share:Q", title="share", scale=scale, axis=alt.Axis(labelExpr=_LABELS, values=_decades(least)[::2]))
+    base = alt.Chart().encode(x=x)
+    band = base.mark_area(opacity=0.2, interpolate="step-after", color=INK).encode(
+        y=alt.Y("low:Q", scale=scale, title="share", axis=alt.Axis(labelExpr=_LABELS, values=_decades(least)[::2])),
+        y2="high:Q",
+    )
+    line = base.mark_line(interpolate="step-after", color=INK, strokeWidth=1.1).encode(y=y)
+    chart = alt.layer(band, line, data=data(records)).properties(width=_ROLES, height=90)
+    return _spec(chart.facet(alt.Facet("name:N", title=None, sort=order), columns=4), margin=64)
 
 
-def bars(records: Sequence[Mapping[str, Any]], title: str, *, signed: bool = False) -> Spec:
-    """Horizontal bars: ``name``, ``value`` and, where it is known, ``low`` and ``high``."""
+def bars(records: Sequence[tuple[str, float]], title: str) -> Spec:
+    """Horizontal bars of shares, each with its number at its end."""
     alt = altair()
-    shown = [{**record, "name": printable(str(record["name"]))} for record in records]
-    y = alt.Y("name:N", sort=[record["name"] for record in shown], title=None, axis=alt.Axis(labelLimit=220))
-    base = alt.Chart(data(shown)).encode(y=y, tooltip=["name:N", alt.Tooltip("value:Q", format=".4g")])
-    chart = base.mark_bar(color=INK if signed else BLUE, height={"band": 0.7}).encode(x=alt.X("value:Q", title=title))
-    if any("low" in record for record in shown):
-        chart = alt.layer(chart, base.mark_rule(color=ORANGE).encode(x="low:Q", x2="high:Q"))
-    return _spec(chart.properties(width=420, height={"step": 18}))
+    shown = [{"name": name(who), "value": value, "said": percent(value)} for who, value in records]
+    y = alt.Y(
+        "name:N", sort=[record["name"] for record in shown], title=None, axis=alt.Axis(labelLimit=140, ticks=False)
+    )
+    top = max((value for _, value in records), default=1.0) * 1.15
+    axis = alt.Axis(format="%", tickCount=5, grid=False)
+    x = alt.X("value:Q", title=title, scale=alt.Scale(domain=[0, top], nice=False), axis=axis)
+    base = alt.Chart(data(shown)).encode(y=y, x=x)
+    text = base.mark_text(align="left", dx=4, color=INK, fontSize=10).encode(text="said:N")
+    chart = alt.layer(base.mark_bar(color=BLUE, height={"band": 0.7}), text)
+    return _spec(chart.properties(width="container", height=18 * len(shown)), widest=560)
 
 
 def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
@@ -103,69 +169,141 @@ def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
                 if value is not None and math.isfinite(value):
                     records.append({"t": t, "loss": value, "kind": kind, "which": which})
     scale = alt.Scale(domain=["loss", "quadratic model"], range=[INK, ORANGE])
-    base = alt.Chart(data(records)).encode(
-        x=alt.X("t:Q", title="distance along the eigenvector"),
-        y=alt.Y("loss:Q", title="loss", scale=alt.Scale(zero=False)),
+    base = alt.Chart().encode(
+        x=alt.X("t:Q", title="distance along the unit eigenvector", axis=alt.Axis(tickCount=5, grid=False)),
+        y=alt.Y(
+            "loss:Q", title="loss (nats)", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, labelExpr=_LABELS)
+        ),
         color=alt.Color("kind:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
+        tooltip=["kind:N", alt.Tooltip("t:Q", format=".3g"), alt.Tooltip("loss:Q", format=".4g")],
     )
-    layered = alt.layer(base.mark_line(strokeWidth=1.5), base.mark_point(size=18, filled=True))
-    chart = layered.properties(width=330, height=200).facet(alt.Facet("which:N", title=None), columns=2)
-    return _spec(chart.resolve_scale(x="independent", y="independent"))
+    dashes = alt.Scale(domain=["loss", "quadratic model"], range=[[1, 0], [5, 3]])
+    dash = alt.StrokeDash("kind:N", scale=dashes, legend=alt.Legend(title=None, orient="top"))
+    layered = alt.layer(
+        base.mark_line(strokeWidth=1.6).encode(strokeDash=dash),
+        base.mark_point(size=16, filled=True),
+        data=data(records),
+    )
+    chart = layered.properties(width=_WIDTH, height=190).facet(
+        alt.Facet("which:N", title=None, sort=[which for which, _ in found]), columns=2
+    )
+    return _spec(chart.resolve_scale(x="independent", y="independent"), margin=80)
 
 
 def parts(records: Sequence[Mapping[str, Any]]) -> Spec:
-    """Gauss–Newton and functional part of the trace, layer by layer."""
+    """Gauss–Newton and functional part of the trace, layer by layer: ``name``, ``operator``, ``value``, ``stderr``."""
     alt = altair()
-    shown = [{**record, "name": printable(str(record["name"]))} for record in records]
+    shown = [
+        {
+            "name": name(record["name"]), "operator": record["operator"], "value": record["value"],
+            "said": said(record), "low": ends(record)[0], "high": ends(record)[1],
+        }
+        for record in records
+    ]  # fmt: skip
     order = list(dict.fromkeys(record["name"] for record in shown))
-    chart = alt.Chart(data(shown)).mark_bar().encode(
-        x=alt.X("name:N", sort=order, title=None, axis=alt.Axis(labelAngle=-40)),
-        xOffset="operator:N",
-        y=alt.Y("value:Q", title="trace"),
-        color=_colour(alt, ["G", "F"]),
-        tooltip=["name:N", "operator:N", alt.Tooltip("value:Q", format=".4g")],
+    scale = alt.Scale(domain=["G", "F"], range=[BLUE, ORANGE])
+    base = alt.Chart(data(shown)).encode(
+        x=alt.X("name:N", sort=order, title=None, axis=alt.Axis(labelAngle=-40, labelLimit=100)),
+        xOffset=alt.XOffset("operator:N", sort=["G", "F"]),
+        tooltip=["name:N", "operator:N", alt.Tooltip("said:N", title="trace")],
     )
-    return _spec(chart.properties(width={"step": 16}, height=200))
+    words = "datum.label == 'G' ? 'G, Gauss–Newton part' : 'F, functional part'"
+    colour = alt.Color(
+        "operator:N", scale=scale, legend=alt.Legend(title=None, orient="top", labelExpr=words, labelLimit=0)
+    )
+    bar = base.mark_bar().encode(y=alt.Y("value:Q", title="trace", axis=alt.Axis(labelExpr=_LABELS)), color=colour)
+    error = base.mark_rule(color=INK).encode(y="low:Q", y2="high:Q")
+    step = 18 if len(order) > 16 else 30
+    return _spec(alt.layer(bar, error).properties(width={"step": step}, height=200))
 
 
 def curves(records: Sequence[Mapping[str, Any]], title: str) -> Spec:
-    """Curves over the layers: ``layer``, ``value``, ``operator``; sizes on a logarithm."""
+    """Curves over the layers: ``layer``, ``value``, ``operator``, and an error if it has one; sizes on a logarithm."""
     alt = altair()
-    shown = [{**record, "layer": printable(str(record["layer"])), "value": abs(record["value"])} for record in records]
+    shown = []
+    for record in records:
+        if record["value"]:
+            size, (low, high) = abs(record["value"]), ends(record)
+            low, high = sorted(map(abs, (low, high))) if low * high > 0 else (0.0, max(-low, high))
+            shown.append(
+                {
+                    "layer": name(record["layer"]), "operator": record["operator"], "value": size,
+                    "low": max(low, size / 10), "high": high, "said": said(record),
+                }
+            )  # fmt: skip
     order = list(dict.fromkeys(record["layer"] for record in shown))
     kinds = list(dict.fromkeys(record["operator"] for record in shown))
-    palette = [COLOURS.get(kind, colour) for kind, colour in zip(kinds, (INK, BLUE, ORANGE, "#009e73", "#cc79a7"), strict=False)]
-    chart = alt.Chart(data(shown)).mark_line(point=True).encode(
-        x=alt.X("layer:N", sort=order, title=None, axis=alt.Axis(labelAngle=-40)),
-        y=alt.Y("value:Q", title=title, scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e", tickCount=5)),
-        color=alt.Color("operator:N", scale=alt.Scale(domain=kinds, range=palette), legend=alt.Legend(title=None, orient="top")),
-        tooltip=["layer:N", "operator:N", alt.Tooltip("value:Q", format=".4g")],
+    scale = alt.Scale(domain=kinds, range=[{**COLOURS, **KINDS}[kind] for kind in kinds])
+    axis = alt.Axis(labelExpr=_LABELS, tickCount=5)
+    base = alt.Chart(data(shown)).encode(
+        x=alt.X("layer:N", sort=order, title="layer", axis=alt.Axis(labelAngle=-40, labelLimit=100)),
+        color=alt.Color("operator:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
+        tooltip=["layer:N", "operator:N", alt.Tooltip("said:N", title=title)],
     )
-    return _spec(chart.properties(width={"step": 34}, height=220))
+    y = alt.Y("value:Q", title=title, scale=alt.Scale(type="log", nice=True), axis=axis)
+    error = base.mark_rule().encode(y=alt.Y("low:Q", title=title), y2="high:Q")
+    chart = alt.layer(base.mark_line(point=True).encode(y=y), error)
+    return _spec(chart.properties(width={"step": 22 if len(order) > 16 else 40}, height=200))
 
 
-def grid(records: Sequence[Mapping[str, Any]], title: str, *, x: str = "layer", y: str = "head", scheme: str = "viridis") -> Spec:
-    """A plain heat map of two names and a value."""
+def grid(
+    records: Sequence[Mapping[str, Any]],
+    title: str,
+    *,
+    x: tuple[str, str] = ("layer", "layer"),
+    y: tuple[str, str] = ("head", "head"),
+) -> Spec:
+    """A plain heat map of two names and a value: ``x`` and ``y`` are a field and the title of its axis."""
     alt = altair()
-    shown = [{**record, x: printable(str(record[x])), y: printable(str(record[y]))} for record in records]
-    xs, ys = (list(dict.fromkeys(record[key] for record in shown)) for key in (x, y))
-    chart = alt.Chart(data(shown)).mark_rect(stroke="#fefefe").encode(
-        x=alt.X(f"{x}:N", sort=xs, title=None, axis=alt.Axis(labelAngle=-40, labelLimit=120)),
-        y=alt.Y(f"{y}:N", sort=ys, title=y if y == "head" else None, axis=alt.Axis(labelLimit=160)),
-        color=alt.Color("value:Q", title=title, scale=alt.Scale(scheme=scheme)),
-        tooltip=[f"{x}:N", f"{y}:N", alt.Tooltip("value:Q", format=".3g")],
+    (across, x_title), (down, y_title) = x, y
+    shown = [{**record, across: name(record[across]), down: name(record[down])} for record in records]
+    xs, ys = (list(dict.fromkeys(record[key] for record in shown)) for key in (across, down))
+    plain = all(len(each) < 4 for each in xs)
+    axis = alt.Axis(labelAngle=0 if plain else -40, labelLimit=110, domain=False, ticks=False)
+    chart = alt.Chart(data(shown)).mark_rect(stroke=GAP).encode(
+        x=alt.X(f"{across}:N", sort=xs, title=x_title or None, axis=axis),
+        y=alt.Y(f"{down}:N", sort=ys, title=y_title or None, axis=alt.Axis(labelLimit=110, domain=False, ticks=False)),
+        color=alt.Color("value:Q", title=title, scale=alt.Scale(scheme="viridis"), legend=alt.Legend(format="~g")),
+        tooltip=[f"{across}:N", f"{down}:N", alt.Tooltip("value:Q", title=title, format=".3g")],
+    )  # fmt: skip
+    return _spec(chart.properties(width={"step": 22}, height={"step": 20}))
+
+
+def edge(records: Sequence[tuple[str, Cell]], title: str, *, line: bool) -> Spec:
+    """A bar for each optimiser: where it is, with its error, and the edge of stability at 1 if ``line``."""
+    alt = altair()
+    top = max((cell["value"] + (cell.get("bound") or 0.0) for _, cell in records), default=1.0)
+    end = min(max(1.3, top * 1.25), 3.0) if line else top * 1.35
+    shown = [
+        {
+            "name": name(rule), "value": min(cell["value"], end), "low": min(ends(cell)[0], end),
+            "high": min(ends(cell)[1], end), "at": min(cell["value"] + (cell.get("bound") or 0.0), end * 0.86),
+            "said": _share(cell) if line else said(cell),
+        }
+        for rule, cell in records
+    ]  # fmt: skip
+    y = alt.Y("name:N", sort=[each["name"] for each in shown], title=None, axis=alt.Axis(labelLimit=150, ticks=False))
+    axis = alt.Axis(tickCount=5, grid=False, **({"format": "%"} if line else {"labelExpr": _LABELS}))
+    x = alt.X("value:Q", title=title, scale=alt.Scale(domain=[0, end], nice=False), axis=axis)
+    base = alt.Chart(data(shown)).encode(y=y)
+    layers = [
+        base.mark_bar(color=BLUE, height={"band": 0.55}).encode(x=x),
+        base.mark_rule(color=INK, size=2).encode(x="low:Q", x2="high:Q"),
+    ]
+    if line:
+        at = alt.Chart(data([{"x": 1, "said": "edge"}])).encode(x="x:Q")
+        layers.append(at.mark_rule(color=ORANGE, strokeDash=[5, 3], size=2))
+        layers.append(
+            at.mark_text(color=ORANGE, align="left", dx=4, dy=-6, fontSize=10).encode(y=alt.value(0), text="said:N")
+        )
+    halo = base.mark_text(align="left", dx=6, fontSize=11, color=GAP, stroke=GAP, strokeWidth=4).encode(
+        x="at:Q", text="said:N"
     )
-    return _spec(chart.properties(width=20 * len(xs), height=18 * len(ys)))
+    layers += [halo, base.mark_text(align="left", dx=6, fontSize=11, color=INK).encode(x="at:Q", text="said:N")]
+    return _spec(alt.layer(*layers).properties(width="container", height=30 * len(shown)), widest=640)
 
 
-def edge(records: Sequence[Mapping[str, Any]]) -> Spec:
-    """Where optimisers are beside their edge of stability, which is at 1."""
-    alt = altair()
-    y = alt.Y("name:N", sort=[record["name"] for record in records], title=None, axis=alt.Axis(labelLimit=260))
-    top = max([1.2, *(record["high"] * 1.1 for record in records)])
-    base = alt.Chart(data(list(records))).encode(y=y)
-    x = alt.X("value:Q", title="share of the edge of stability", scale=alt.Scale(domain=[0, top]))
-    mark = base.mark_bar(color=BLUE, height={"band": 0.5}).encode(x=x)
-    error = base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q")
-    line = alt.Chart(data([{"x": 1}])).mark_rule(color=ORANGE, strokeDash=[5, 3], size=2).encode(x="x:Q")
-    return _spec(alt.layer(mark, error, line).properties(width=460, height={"step": 28}))
+def _share(cell: Cell) -> str:
+    """A share of the edge: in percent, and from ten times on as a factor."""
+    bound = cell.get("bound") or 0.0
+    return percent(cell["value"], bound) if cell["value"] < 10 else f"{short(cell['value'])} times the edge"

@@ -223,8 +223,8 @@ def _jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     middle = (p + q) / 2
 
     def entropy(x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = -torch.special.xlogy(x, x).sum() / math.log(2)
-        return found
+        bits: torch.Tensor = -torch.special.xlogy(x, x).sum() / math.log(2)
+        return bits
 
     return (entropy(middle) - (entropy(p) + entropy(q)) / 2).clamp(min=0)
 
@@ -264,7 +264,13 @@ def _heads(known: Known) -> dict[str, Any]:
 
 def _blocks(problem: Problem) -> list[dict[str, Any]]:
     return [
-        {"name": name, "layer": block.layer, "role": block.role, "size": block.size, "parameters": list(block.parameters)}
+        {
+            "name": name,
+            "layer": block.layer,
+            "role": block.role,
+            "size": block.size,
+            "parameters": list(block.parameters),
+        }
         for name, block in problem.blocks.items()
     ]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from curvlens import files
+from curvlens.analysis import figures
 from curvlens.analysis.page import page
 from curvlens.analysis.plan import Plan
 from curvlens.errors import CurvlensError, printable
@@ -72,12 +73,16 @@ class Analysis:
         return pandas.DataFrame(self.table())
 
     def write(self) -> None:
-        """Write ``analysis.json``, ``cells.csv`` and ``index.html`` into the folder."""
+        """Write ``analysis.json``, ``cells.csv``, ``index.html`` and ``figures/`` into the folder.
+
+        Figures and the charts of the page need ``pip install 'curvlens[report]'``; without it they are left out.
+        """
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
         files.write(folder / "analysis.json", json.dumps(self.content, indent=1, default=str), fix="")
         files.write(folder / "cells.csv", _csv(self.table()))
         files.write(folder / "index.html", page(self.content))
+        figures.write(self.content, folder / "figures")
 
 
 def load_analysis(folder: str | Path) -> Analysis:

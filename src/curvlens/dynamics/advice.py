@@ -237,17 +237,16 @@ RULES: tuple[Callable[[Content], Iterator[Sentence]], ...] = (
 def short(number: float, digits: int = 3) -> str:
     """Three significant digits; powers of ten as 2.1e4.
 
-    >>> short(137.46), short(20512.0), short(0.00003)
-    ('137', '2.05e4', '3e-5')
+    >>> short(137.46), short(20512.0), short(0.00003), short(-141.0, 2)
+    ('137', '2.05e4', '3e-5', '−140')
     """
     if not math.isfinite(number):
         return str(number)
-    text = f"{number:.{digits}g}"
-    if "e" in text or abs(number) >= 1e4 or 0 < abs(number) < 1e-3:
-        mantissa, _, power = f"{number:.{digits - 1}e}".partition("e")
-        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-        return f"{mantissa}e{int(power)}" if int(power) else mantissa
-    return text
+    size, sign = abs(number), "−" if number < 0 else ""
+    if size and not 1e-3 <= size < 1e4:
+        mantissa, _, power = f"{size:.{digits - 1}e}".partition("e")
+        return f"{sign}{float(mantissa):g}e{int(power)}"
+    return f"{sign}{float(f'{size:.{digits}g}'):.{digits + 4}g}"
 
 
 def percent(share: float, error: float = 0.0) -> str:

@@ -35,7 +35,7 @@ class Assets:
     def needs_vega(self) -> None:
         """Add Vega to the page, 0.9 MB."""
         self._vega = True
-        self.needs("charts.js")
+        self.needs("charts.css", "charts.js")
 
     @property
     def style(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,6 +23,25 @@ def text(words: object) -> str:
     """Any text as HTML. Markup, control and invisible characters are escaped."""
     said = printable_lines(str(words))
     return escape(said.encode(errors="backslashreplace").decode())
+
+
+LONG_WORD, LONG = 80, 2000
+"""Characters of a word or a text above which a line shows its beginning only, and all of it as a title."""
+
+
+def clipped(words: object) -> str:
+    """A text as HTML; names that are too long for a line are cut by the style of the page and whole in their title."""
+    said = str(words)
+    if len(said) <= LONG_WORD:
+        return text(said)
+    if len(said) > LONG:
+        return _clip(said)
+    return "".join(_clip(part) if len(part) > LONG_WORD else text(part) for part in re.split(r"(\s+)", said))
+
+
+def _clip(said: str) -> str:
+    whole = text(said)
+    return f'<span class="clip" title="{whole}">{whole}</span>'
 
 
 class Content(Protocol):
@@ -65,13 +85,13 @@ _TAGS = {"strong": "strong", "em": "em", "code": "code"}
 def line(words: Words) -> str:
     """Words as HTML."""
     if isinstance(words, str):
-        return text(words)
+        return clipped(words)
     if isinstance(words, Mark):
         tag = _TAGS.get(words.tone, "span")
         tone = f' class="{words.tone}"' if tag == "span" and words.tone else ""
-        return f"<{tag}{tone}>{text(words.words)}</{tag}>"
+        return f"<{tag}{tone}>{clipped(words.words)}</{tag}>"
     if isinstance(words, Link):
-        return f'<a href="#{text(words.target)}">{text(words.words)}</a>'
+        return f'<a href="#{text(words.target)}">{clipped(words.words)}</a>'
     if isinstance(words, Number):
         error = f' <span class="faint">± {text(words.error)}</span>' if words.error else ""
         return f"{text(words.shown)}{error}"
@@ -120,6 +140,8 @@ class Table:
     rows: Sequence[Sequence[Words]]
     name: str = "table"
     """For whoever does not see it."""
+    filtered: bool = True
+    """Whether the filter of the page may hide its rows."""
 
     def html(self, assets: Assets) -> str:
         """The table. It can be read without scripts."""
@@ -127,8 +149,9 @@ class Table:
         heads = "".join(self._head(column) for column in self.columns)
         above = f'<tr class="groups">{self._groups()}</tr>' if grouped else ""
         rows = "".join(f"<tr>{self._row(row)}</tr>\n" for row in self.rows)
+        kind = "table" if self.filtered else "table kept"
         return (
-            f'<div class="table"><div class="scroll" tabindex="0" role="region" aria-label="{text(self.name)}">'
+            f'<div class="{kind}"><div class="scroll" tabindex="0" role="region" aria-label="{text(self.name)}">'
             f"<table><thead>{above}<tr>{heads}</tr></thead><tbody>\n{rows}</tbody></table></div></div>\n"
         )
 

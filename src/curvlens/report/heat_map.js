@@ -4,8 +4,10 @@ function heat(root, data) {
     ".letters", ".quantities", ".words", ".map", ".legend", ".drawer",
   ].map((name) => root.querySelector(name));
   const VIRIDIS = ["#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
-  const SIGNED = ["#b35806", "#e08214", "#fdb863", "#fee0b6", "#f0f0f0", "#c6dbef", "#6baed6", "#2171b5", "#08306b"];
-  const chosen = { letter: Object.keys(data.cells).includes("G") ? "G" : "H", quantity: "trace" };
+  const SIGNED = ["#7f3b08", "#b35806", "#e08214", "#fdb863", "#f0f0f0", "#92c5de", "#4393c3", "#2166ac", "#053061"];
+  const MANY = 20; // layers that fit beside each other in wide cells
+  const known = Object.keys(data.cells);
+  const chosen = { letter: known.includes("G") ? "G" : (known[0] ?? "H"), quantity: "trace" };
   let opened = null;
 
   function make(kind, text, cls) {
@@ -14,16 +16,28 @@ function heat(root, data) {
     if (cls) element.className = cls;
     return element;
   }
-  function short(x) {
+  function named(kind, text, cls) {
+    const element = make(kind, text, cls);
+    element.title = text;
+    return element;
+  }
+  // Three digits; powers of ten as 2.1e4.
+  function short(x, digits = 3) {
     if (x === null || x === undefined) return "";
-    if (x !== 0 && (Math.abs(x) >= 1e4 || Math.abs(x) < 1e-3)) return x.toExponential(2).replace("e+", "e").replace("-", "−");
-    return String(+x.toPrecision(3)).replace("-", "−");
+    const size = Math.abs(x), sign = x < 0 ? "−" : "";
+    if (size === 0 || (size >= 1e-3 && size < 1e4)) return sign + String(+size.toPrecision(digits));
+    const [mantissa, power] = size.toExponential(digits - 1).split("e");
+    return `${sign}${+mantissa}e${+power}`;
+  }
+  // An error that the digits shown do not reach is left out.
+  function error(cell) {
+    const size = cell[1] ?? 0;
+    return size > 5e-4 * Math.abs(cell[0]) ? " ± " + short(size, 2) : "";
   }
   function said(cell) {
     if (!cell) return data.differences ? "not compared" : "not measured";
     const sign = data.differences && cell[0] > 0 ? "+" : "";
-    if (cell[5]) return sign + short(cell[0]) + " (exact)";
-    return sign + short(cell[0]) + (cell[1] ? " ± " + (+cell[1].toPrecision(2) >= 1e4 ? short(cell[1]) : short(+cell[1].toPrecision(2))) : "");
+    return sign + short(cell[0]) + (cell[5] ? " (exact)" : error(cell));
   }
   // A colour between two steps of a ramp, 0 ≤ t ≤ 1.
   function mixed(ramp, t) {
@@ -36,10 +50,12 @@ function heat(root, data) {
 
   // One scale for H, G and F of a quantity: it does not jump when the operator is switched.
   function colours(quantity) {
-    const coloured = (c) => c && (!data.differences || c[7]);
-    const all = Object.keys(data.cells).flatMap((letter) => table(letter, quantity) || []).filter(coloured).map((c) => c[0]);
-    const sizes = all.map(Math.abs).filter((x) => x > 0);
-    const high = Math.max(...sizes, 1e-300), low = Math.max(Math.min(...sizes, high), high * (data.differences ? 1e-3 : 1e-6));
+    const coloured = (c) => c && c[0] !== 0 && (!data.differences || c[7]);
+    const all = known.flatMap((letter) => table(letter, quantity) || []).filter(coloured);
+    const sure = all.filter((c) => c[5] || Math.abs(c[0]) > (c[1] ?? 0)); // noise around 0 would stretch the scale
+    const sizes = (sure.length ? sure : all).map((c) => Math.abs(c[0]));
+    const high = sizes.reduce((a, b) => Math.max(a, b), 1e-300);
+    const low = Math.max(sizes.reduce((a, b) => Math.min(a, b), high), high * (data.differences ? 1e-3 : 1e-6));
     // Colours of both signs only where the operator has both; sizes are on the same scale either way.
     const signed = data.differences || (table(chosen.letter, quantity) || []).some((c) => c && c[0] < 0);
     const span = Math.log10(high / low) || 1;
@@ -48,53 +64,97 @@ function heat(root, data) {
     return { of, low, high, signed, ramp: signed ? SIGNED : VIRIDIS };
   }
 
+  // Where the cells are: what comes before the layers at the left, the layers, what comes after them at the right.
   const layers = [...new Set(data.blocks.map((b) => b.layer).filter((x) => x !== null))];
-  const inside = [...new Set(data.blocks.filter((b) => b.layer !== null).map((b) => b.role))];
-  const outside = data.blocks.map((b, i) => i).filter((i) => data.blocks[i].layer === null);
-  const where = new Map(data.blocks.map((b, i) => [b.layer + " " + b.role, i]));
-  const cells = new Map();
+  const roles = [...new Set(data.blocks.filter((b) => b.layer !== null).map((b) => b.role))];
+  const first = data.blocks.findIndex((b) => b.layer !== null);
+  const where = new Map(), sides = [[], []];
+  data.blocks.forEach((block, i) => {
+    const key = JSON.stringify([block.layer, block.role]);
+    if (block.layer === null) sides[Number(first >= 0 && i > first)].push(i);
+    else if (where.has(key)) sides[1].push(i);
+    else where.set(key, i);
+  });
+  const cells = new Map(), places = new Map();
 
-  function cell(i) {
+  function cell(i, row, column) {
     const button = make("button", undefined, "cell");
     button.type = "button";
+    button.tabIndex = cells.size ? -1 : 0;
     button.addEventListener("click", () => open(i));
+    button.addEventListener("focus", () => cells.forEach((other) => (other.tabIndex = other === button ? 0 : -1)));
     cells.set(i, button);
-    return button;
+    places.set(i, [row, column]);
+    const place = make("td");
+    place.append(button);
+    return place;
   }
-  function lay() {
-    const grid = make("table"), head = make("thead"), body = make("tbody"), titles = make("tr");
-    titles.append(make("th"));
-    layers.forEach((layer) => titles.append(make("th", layer.replace(/^.*?(\d+)$/, layers.every((l) => /^h\.\d+$/.test(l)) ? "$1" : "$&"))));
-    if (outside.length && layers.length) titles.append(make("td", undefined, "gap"), make("th"), make("th"));
+  function side(list, column) {
+    const box = make("div", undefined, "side"), grid = make("table"), head = make("thead"), body = make("tbody"), titles = make("tr");
+    titles.append(make("th", " "));
     head.append(titles);
-    const rows = layers.length ? Math.max(inside.length, outside.length) : outside.length;
-    for (let r = 0; r < rows; r++) {
-      const row = make("tr");
-      if (layers.length) {
-        row.append(make("th", inside[r] ?? ""));
-        for (const layer of layers) {
-          const place = make("td"), i = where.get(layer + " " + inside[r]);
-          if (inside[r] !== undefined && i !== undefined) place.append(cell(i));
-          row.append(place);
-        }
-      }
-      if (outside.length) {
-        if (layers.length) row.append(make("td", undefined, "gap"));
-        row.append(make("th", outside[r] === undefined ? "" : data.blocks[outside[r]].role));
-        const place = make("td");
-        if (outside[r] !== undefined) place.append(cell(outside[r]));
-        row.append(place);
-      }
-      body.append(row);
-    }
+    list.forEach((i, row) => {
+      const line = make("tr"), block = data.blocks[i];
+      line.append(named("th", block.layer === null ? block.role : block.name), cell(i, row, column));
+      body.append(line);
+    });
+    grid.append(...(layers.length ? [head] : []), body);
+    box.append(grid);
+    return list.length ? [box] : [];
+  }
+  function middle() {
+    if (!layers.length) return [];
+    const box = make("div", undefined, "layers"), grid = make("table"), head = make("thead"), body = make("tbody"), titles = make("tr");
+    const plain = layers.every((layer) => /^h\.\d+$/.test(layer));
+    titles.append(make("th"), ...layers.map((layer) => named("th", plain ? layer.slice(2) : layer)));
+    head.append(titles);
+    roles.forEach((role, row) => {
+      const line = make("tr");
+      line.append(named("th", role));
+      layers.forEach((layer, column) => {
+        const i = where.get(JSON.stringify([layer, role]));
+        line.append(i === undefined ? make("td") : cell(i, row, column));
+      });
+      body.append(line);
+    });
     grid.append(head, body);
-    map.replaceChildren(grid);
+    box.append(grid);
+    box.classList.toggle("many", layers.length > MANY);
+    return [box];
   }
 
+  // Arrow keys go to the nearest cell in their direction.
+  const arrows = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  map.addEventListener("keydown", (event) => {
+    const from = [...cells].find(([, button]) => button === event.target);
+    if (event.key === "Escape" && opened !== null) open(opened);
+    if (!from || !arrows[event.key]) return;
+    event.preventDefault();
+    const [down, right] = arrows[event.key], [row, column] = places.get(from[0]);
+    let best = null, least = Infinity;
+    places.forEach(([r, c], i) => {
+      const along = (r - row) * down + (c - column) * right, across = Math.abs(down ? c - column : r - row);
+      const far = down && across ? Infinity : along + across / 1000;
+      if (along > 0 && far < least) [best, least] = [i, far];
+    });
+    if (best !== null) cells.get(best).focus();
+  });
+
+  function python(name) {
+    const line = data.lines[`${chosen.letter} ${chosen.quantity}`];
+    return line ? line.replace('"{}"', () => JSON.stringify(name)) : "";
+  }
+  // The share of a cell in the sum of all: traces add up, squares of norms do.
+  function shares(now) {
+    const power = { trace: 1, norm: 2 }[chosen.quantity];
+    if (!power || now.some((c) => !c || c[0] < 0)) return () => "";
+    const all = now.reduce((sum, c) => sum + c[0] ** power, 0);
+    return (c) => (all > 0 ? `${+((100 * c[0] ** power) / all).toPrecision(2)} % of all blocks` : "");
+  }
   function paint() {
     const { letter, quantity } = chosen;
-    const now = table(letter, quantity) || data.blocks.map(() => null), colour = colours(quantity);
-    const largest = Math.max(...now.filter(Boolean).map((c) => Math.abs(c[0])), 1e-300);
+    const now = table(letter, quantity) || data.blocks.map(() => null), colour = colours(quantity), share = shares(now);
+    const largest = now.filter(Boolean).reduce((most, c) => Math.max(most, Math.abs(c[0])), 1e-300);
     cells.forEach((button, i) => {
       const found = now[i], name = data.blocks[i].name;
       button.className = "cell" + (button.classList.contains("out") ? " out" : "");
@@ -108,35 +168,42 @@ function heat(root, data) {
         else if (error > 0.25) button.classList.add("unsure");
       }
       const text = `${name}: ${data.quantities[quantity][0]} of ${letter} ${said(found)}`;
-      button.title = text + (found && found[4] ? `, ${found[4]} samples` : "");
+      const more = found ? [share(found), found[4] ? `${found[4]} samples` : "", python(name)] : [];
+      button.title = [text, ...more].filter(Boolean).join("\n");
       button.setAttribute("aria-label", text);
       button.setAttribute("aria-pressed", String(i === opened));
     });
     for (const [box, name] of [[letters, "letter"], [quantities, "quantity"]])
       for (const button of box.children) {
         button.setAttribute("aria-pressed", String(button.dataset.value === chosen[name]));
-        const there = name === "letter" ? table(button.dataset.value, quantity) : Object.keys(data.cells).some((l) => table(l, button.dataset.value));
+        const there = name === "letter" ? table(button.dataset.value, quantity) : known.some((l) => table(l, button.dataset.value));
         button.disabled = !there;
+        button.title = there ? "" : "not measured";
       }
     const counted = now.filter(Boolean).length, clear = now.filter((c) => c && c[7]).length;
     const count = data.differences ? `${clear} of ${counted} cells that were compared changed by more than 2 σ` : `${counted} of ${now.length} cells measured`;
     words.textContent = `${data.operators[letter]}: ${data.quantities[quantity][0]}, ${data.quantities[quantity][1]}. ${count}.`;
-    const scale = make("span", undefined, "scale"), ramp = make("span");
-    for (const colourOfStep of colour.ramp) {
+    explain(colour);
+  }
+  function explain(colour) {
+    const scale = make("span", undefined, "scale"), ramp = make("span", undefined, "ramp"), marks = make("span", undefined, "marks");
+    for (let k = 0; k <= 40; k++) {
       const step = make("i");
-      step.style.backgroundColor = colourOfStep;
+      step.style.backgroundColor = mixed(colour.ramp, k / 40);
       ramp.append(step);
     }
-    const states = data.differences ? [["within 2 σ", "within"], ["not compared", "missing"]] : [["error above 50 %", "guess"], ["25 to 50 %", "unsure"], ["not measured", "missing"]];
-    if (!(data.differences && colour.high <= 1e-300))
-      scale.append(make("span", colour.signed ? short(-colour.high) : short(colour.low)), ramp, make("span", short(colour.high)));
+    const states = data.differences ? [["within 2 σ", "within"], ["not compared", "missing"]] : [["error above 50 %", "guess"], ["error 25 to 50 %", "unsure"], ["not measured", "missing"]];
+    const { low, high } = colour;
+    const ends = colour.signed ? [short(-high, 2), `± ${short(low, 2)}`, short(high, 2)] : [short(low, 2), short(Math.sqrt(low * high), 2), short(high, 2)];
+    marks.append(...ends.map((text) => make("span", text)));
+    if (!(data.differences && high <= 1e-300)) scale.append(ramp, marks);
     const keys = states.map(([text, cls]) => {
       const key = make("span", undefined, "key");
       key.append(make("span", undefined, "cell " + cls), make("span", text));
       return key;
     });
-    const note = data.differences ? "Colours are on a logarithm on both sides of 0." : "Errors are relative to the cell, or to 1 % of the largest cell.";
-    legend.replaceChildren(scale, ...keys, make("span", note));
+    const how = data.differences ? "Colours are on a logarithm on both sides of 0." : "Logarithmic, one scale for H, G and F. Errors are relative to the cell, or to 1 % of the largest cell.";
+    legend.replaceChildren(scale, ...keys, make("span", how));
   }
 
   function open(i, quiet) {
@@ -146,30 +213,30 @@ function heat(root, data) {
       const block = data.blocks[i];
       drawer.append(make("h3", `${block.name}, ${block.size.toLocaleString("en")} parameters`));
       const grid = make("table"), head = make("tr");
-      head.append(make("th", ""), ...Object.keys(data.cells).map((l) => make("th", l)));
+      head.append(make("th", ""), ...known.map((l) => make("th", l, "number")));
       grid.append(head);
       for (const [quantity, [title]] of Object.entries(data.quantities)) {
-        if (!Object.keys(data.cells).some((l) => table(l, quantity))) continue;
+        if (!known.some((l) => table(l, quantity))) continue;
         const row = make("tr");
         row.append(make("th", title));
-        for (const letter of Object.keys(data.cells)) row.append(make("td", table(letter, quantity) ? said(table(letter, quantity)[i]) : "", "number"));
+        for (const letter of known) row.append(make("td", table(letter, quantity) ? said(table(letter, quantity)[i]) : "", "number"));
         grid.append(row);
       }
       block.more.forEach(([label, value]) => {
         const row = make("tr"), cell = make("td", value);
-        cell.colSpan = 3;
+        cell.colSpan = known.length || 1;
         row.append(make("th", label), cell);
         grid.append(row);
       });
       drawer.append(grid);
-      const line = data.lines[`${chosen.letter} ${chosen.quantity}`];
+      const line = python(block.name);
       if (line) {
         const said = make("p");
-        said.append(make("span", "In Python: ", "faint"), make("code", line.replace("{}", block.name)));
+        said.append(make("span", "In Python: ", "faint"), make("code", line));
         drawer.append(said);
       }
-      if (!quiet) history.replaceState(null, "", "#" + encodeURIComponent(block.name));
     }
+    if (!quiet) window.curvlens.goTo(opened === null ? "" : data.blocks[i].name);
     paint();
   }
 
@@ -180,12 +247,13 @@ function heat(root, data) {
       button.dataset.value = value;
       button.addEventListener("click", () => {
         chosen[name] = value;
-        if (!table(chosen.letter, chosen.quantity)) chosen.letter = Object.keys(data.cells).find((l) => table(l, chosen.quantity)) ?? chosen.letter;
+        if (!table(chosen.letter, chosen.quantity)) chosen.letter = known.find((l) => table(l, chosen.quantity)) ?? chosen.letter;
+        if (opened !== null) open(opened, true);
         paint();
       });
       box.append(button);
     }
-  lay();
+  map.replaceChildren(...side(sides[0], -1), ...middle(), ...side(sides[1], layers.length));
   paint();
   document.addEventListener("page:filter", (event) => {
     cells.forEach((button, i) => {
@@ -195,11 +263,12 @@ function heat(root, data) {
   });
   // "#h.3.attn.q" opens the drawer of that block.
   function deep() {
-    const name = decodeURIComponent(location.hash.slice(1).split(";theme=")[0]);
+    const name = window.curvlens.place();
     const i = data.blocks.findIndex((b) => b.name === name);
     if (i >= 0) {
       open(i, true);
       root.scrollIntoView();
+      cells.get(i).focus({ preventScroll: true });
     }
   }
   addEventListener("hashchange", deep);

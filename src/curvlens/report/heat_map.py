@@ -1,4 +1,4 @@
-"""A heat map of layer × role for pages, with switches for operator and quantity, and a drawer for each block."""
+"""A heat map of layer × role: switches for operator and quantity, and a drawer for each block. A content of pages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class HeatMap:
 <div class="choice quantities" role="group" aria-label="quantity"></div></div>
 <p class="words faint" aria-live="polite"></p>
 <noscript><p class="warn">The map is drawn by a script; the table below has all numbers.</p></noscript>
-<div class="scroll map" tabindex="0" role="region" aria-label="heat map"></div>
+<div class="map" role="group" aria-label="heat map: arrow keys move, Enter opens a block"></div>
 <div class="legend"></div>
 <div class="drawer" aria-live="polite"></div>
 </div>

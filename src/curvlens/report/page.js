@@ -3,7 +3,7 @@ const root = document.documentElement;
 const data = JSON.parse(document.getElementById("data").textContent);
 const followers = [];
 // What the scripts of contents may use. `page:filter` is an event of the document for those that filter by themselves.
-window.curvlens = { data, dark, onTheme: (act) => followers.push(act) };
+window.curvlens = { data, dark, place, goTo, onTheme: (act) => followers.push(act) };
 
 function make(kind, text, attributes = {}) {
   const element = document.createElement(kind);
@@ -17,7 +17,20 @@ const system = matchMedia("(prefers-color-scheme: dark)");
 function dark() {
   return root.dataset.theme ? root.dataset.theme === "dark" : system.matches;
 }
-const place = () => decodeURIComponent(location.hash.slice(1).split(";theme=")[0]);
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // "%" and no code: not an address of ours
+  }
+}
+function place() {
+  return decoded(location.hash.slice(1).split(";theme=")[0]);
+}
+// Change the address, and nothing else.
+function goTo(target, theme = root.dataset.theme) {
+  history.replaceState(null, "", `#${encodeURIComponent(target)}${theme ? `;theme=${theme}` : ""}`);
+}
 function setTheme(theme) {
   if (theme) root.dataset.theme = theme;
   toggle.textContent = dark() ? "Light" : "Dark";
@@ -27,7 +40,7 @@ function setTheme(theme) {
 const toggle = make("button", "", { type: "button" });
 toggle.addEventListener("click", () => {
   const theme = dark() ? "light" : "dark";
-  history.replaceState(null, "", `#${encodeURIComponent(place())};theme=${theme}`);
+  goTo(place(), theme);
   setTheme(theme);
 });
 system.addEventListener("change", () => setTheme());
@@ -66,12 +79,12 @@ addEventListener("hashchange", follow);
 // Also where the address has the place already.
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.('a[href^="#"]');
-  if (link && decodeURIComponent(link.hash.slice(1)) === place()) follow();
+  if (link && decoded(link.hash.slice(1)) === place()) follow();
 });
 
 // The contents mark the section that is being read.
 const links = new Map();
-for (const link of document.querySelectorAll("#contents a")) links.set(decodeURIComponent(link.hash.slice(1)), link);
+for (const link of document.querySelectorAll("#contents a")) links.set(decoded(link.hash.slice(1)), link);
 if (links.size) {
   const seen = new Set();
   const watch = new IntersectionObserver(
@@ -94,7 +107,7 @@ if (filter) {
   input.setAttribute("aria-label", `filter ${filter.dataset.what}`);
   const told = make("output");
   filter.append(input, told);
-  const items = [...document.querySelectorAll("details.item, .table tbody tr")];
+  const items = [...document.querySelectorAll("details.item, .table:not(.kept) tbody tr")];
   const texts = items.map((item) => item.textContent.toLowerCase());
   input.addEventListener("input", () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -104,7 +117,9 @@ if (filter) {
       shown += !item.hidden;
     });
     // Hits are shown, not kept behind a fold.
-    if (words.length) document.querySelectorAll("section > details").forEach((fold) => (fold.open = true));
+    if (words.length)
+      for (const fold of new Set(items.filter((item) => !item.hidden).map((item) => item.closest("section > details"))))
+        if (fold) fold.open = true;
     told.textContent = words.length ? `${shown} of ${items.length}` : "";
     document.dispatchEvent(new CustomEvent("page:filter", { detail: { words } }));
   });

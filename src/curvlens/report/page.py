@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from curvlens.errors import CurvlensError
 from curvlens.report.assets import Assets
-from curvlens.report.content import Content, Facts, Fold, Prose, Words, line, text
+from curvlens.report.content import LONG_WORD, Content, Facts, Fold, Prose, Words, line, text
 
 FEW = 3
 """Number of sections whose links fit into one line. With more, the contents are beside the page."""
@@ -86,7 +86,7 @@ class Page:
 <a id="skip" href="#main">Skip to the content</a>
 <header>
 <div id="tools"></div>
-<h1>{text(self.title)}</h1>
+<h1{_whole(self.title)}>{text(self.title)}</h1>
 {banner}{lead}</header>
 <div id="frame" class="{self._width()}">
 {self._contents()}<main id="main" tabindex="-1">
@@ -109,6 +109,11 @@ class Page:
         if len(self.sections) < 2:
             return search
         return f'<nav id="contents" aria-label="contents">{search}<ul>{links}</ul></nav>\n'
+
+
+def _whole(title: str) -> str:
+    """A long title is cut by the style of the page, and whole here."""
+    return f' title="{text(title)}"' if len(title) > LONG_WORD else ""
 
 
 def _readable(provenance: Mapping[str, object]) -> dict[str, object]:

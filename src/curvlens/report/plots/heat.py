@@ -36,7 +36,7 @@ def blocks(result: ByBlock) -> Any:
     if heads:
         chart = _heads(result, heads)
     elif result.by == "block" and sum(record["layer"] is not None for record in records) > 1:
-        chart = _layers(result, records)
+        chart = by_layer(printable(result.what), records)
     else:
         chart, caption = _bars(result, records), UNNAMED if result.by == "block" and _unnamed(result) else []
     return titled(chart, printable(result.what), provenance, caption)
@@ -52,8 +52,6 @@ def _record(result: ByBlock, name: str, estimate: Estimate) -> dict[str, Any]:
     layer, role, head = result.place(name)
     value, error = float(estimate), float(estimate.stderr)
     known = estimate.measured and math.isfinite(value)
-    share = abs(error / value) if known and value else 0.0
-    mark = "×" if not known else "╱" if share > VERY_UNSURE else "·" if share > UNSURE else ""
     return {
         "name": printable(name),
         "layer": None if layer is None else printable(layer),
@@ -66,8 +64,16 @@ def _record(result: ByBlock, name: str, estimate: Estimate) -> dict[str, Any]:
         "high": value + error,
         "said": printable(str(estimate)),
         "samples": estimate.samples,
-        "mark": mark,
+        "mark": mark(value if known else None, error),
     }
+
+
+def mark(value: float | None, error: float) -> str:
+    """What stands on a cell: a cross if it was not measured, a stroke or a dot if its error is large."""
+    if value is None:
+        return "×"
+    share = abs(error / value) if value else 0.0
+    return "╱" if share > VERY_UNSURE else "·" if share > UNSURE else ""
 
 
 def _colours(title: str, records: Sequence[dict[str, Any]]) -> Any:
@@ -124,10 +130,13 @@ def _cells(records: Sequence[dict[str, Any]], x: Any, y: Any, colour: Any, size:
     return alt.layer(cells, marks).properties(width=CELL * size[0], height=CELL * size[1])
 
 
-def _layers(result: ByBlock, records: Sequence[dict[str, Any]]) -> Any:
+def by_layer(title: str, records: Sequence[dict[str, Any]]) -> Any:
     """Layer × role; what is outside of layers in a column of its own, on the same colours."""
     alt = altair()
-    colour = _colours(printable(result.what), records)
+    colour = _colours(title, records)
+    records = [
+        {**record, "column": as_key(record["layer"] or OUTSIDE), "row": as_key(record["role"])} for record in records
+    ]
     inside = [record for record in records if record["layer"] is not None]
     outside = [record for record in records if record["layer"] is None]
     layers, roles = ([*dict.fromkeys(record[key] for record in inside)] for key in ("layer", "role"))

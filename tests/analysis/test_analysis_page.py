@@ -1,0 +1,172 @@
+"""The page of an analysis as HTML: what it holds, what it says without charts, and that names are text."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import documents
+from curvlens.analysis import charts, figures
+from curvlens.analysis.numbers import number, said
+from curvlens.analysis.page import page
+from curvlens.analysis.result import Analysis, load_analysis
+from curvlens.report.content import Number
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\"quoted\" 'twice' & `once` $& {}",
+    "two\nlines\r\tand \x1b[31m",
+    "right-to-left \u202eback",
+    "half a surrogate \ud83d",
+    "x" * 10_000,
+    "many words " * 1000,
+)
+TITLES = (
+    "What this says", "Layer × role", "Spectrum", "Stability", "Where it comes from", "Eigenvectors", "Along depth",
+    "Attention", "Noise and data", "How it was made",
+)  # fmt: skip
+
+
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages of ``curvlens[report]`` are not installed."""
+    for name in ("altair", "vl_convert"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def data_of(made: str) -> dict[str, Any]:
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', made, re.S)
+    assert found
+    content: dict[str, Any] = json.loads(found[1])
+    return content
+
+
+def test_a_page_has_all_sections_in_order_and_every_sentence_with_its_link() -> None:
+    made = page(documents.document())
+    assert tuple(re.findall(r"<h2 id[^>]*>([^<]*)</h2>", made)) == TITLES
+    assert "embed holds 64 ± 1 % of the trace." in made
+    assert '<a href="#heat">→ layer × role</a>' in made
+    assert "doctor: no errors, 1 note" in made
+    assert "1 of 209 cells not measured in this budget" in made
+    assert "sharpness λ_max 12.5" in made
+    assert len(data_of(made)["charts"]) == 14
+
+
+def test_the_top_of_a_minimal_page() -> None:
+    content = documents.document() | {"minimal": True, "ended": "interrupted", "doctor": None}
+    made = page(content)
+    assert tuple(re.findall(r"<h2 id[^>]*>([^<]*)</h2>", made)) == (
+        "What this says",
+        "Layer × role",
+        "Spectrum",
+        "How it was made",
+    )
+    assert "This analysis was interrupted" in made
+    assert "doctor:" not in made
+
+
+def test_what_was_not_measured_says_so() -> None:
+    content = documents.document()
+    nothing: dict[str, Any] = {
+        "cells": {},
+        "whole": {},
+        "heads": {},
+        "eigenvectors": [],
+        "depth": {},
+        "spread": [],
+        "sentences": [],
+    }
+    nothing |= {"spectrum": {"densities": [], "eigenvalues": {}}}
+    for name in ("point", "sanity", "stability", "attention", "noise", "heterogeneity", "doctor"):
+        del content[name]
+    made = page(content | nothing)
+    assert made.count("Not measured in this budget.") == 6
+    assert "vegaEmbed" not in made
+
+
+def test_without_its_packages_a_page_has_no_charts_and_says_how_to_get_them(no_charts: None, tmp_path: Path) -> None:
+    content = documents.document()
+    assert not charts.available()
+    made = page(content)
+    assert "pip install &#x27;curvlens[report]&#x27;" in made
+    assert "data-chart" not in made
+    assert 'data-heat="0"' in made
+    assert made.count("<table>") >= 10
+    assert len(made.encode()) < 150_000
+    Analysis(content, str(tmp_path)).write()
+    assert (tmp_path / "index.html").read_text() == made
+    assert not (tmp_path / "figures").exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_text(name: str) -> None:
+    plain, made = page(documents.document()), page(documents.document(name=name, block=name, token=name))
+    count = {tag: len(re.findall(rf"<{tag}[\s>]", plain)) for tag in ("script", "img", "table", "section", "p")}
+    assert count == {tag: len(re.findall(rf"<{tag}[\s>]", made)) for tag in count}
+    text = made.replace(charts_script(made), "")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", text)
+    made.encode()
+    if len(name) > 200:
+        assert '<span class="clip" title="' in made
+        assert re.search(r'<h1 title="', made)
+        # charts have short names
+        assert (
+            max(
+                len(word)
+                for word in re.findall(r'"name": "(.*?)"', json.dumps(data_of(made)["charts"], ensure_ascii=False))
+            )
+            <= 60
+        )
+
+
+def charts_script(made: str) -> str:
+    """Vega, the largest script."""
+    scripts: list[str] = re.findall(r"<script>(.*?)</script>", made, re.S)
+    return max(scripts, key=len)
+
+
+def test_a_page_of_three_hundred_blocks_is_small() -> None:
+    content = documents.document(n_layer=38)
+    assert len(content["blocks"]) > 300
+    assert len(page(content).encode()) < 2_000_000
+
+
+def test_numbers_have_three_digits_and_errors_two() -> None:
+    assert number(documents.estimate(123.456, 0.1234)) == Number("123", "15", 123.456)
+    assert number(documents.eigenvalue(28.7405, 1e-9)) == Number("28.7", "", 28.7405)
+    assert number(documents.estimate(2.0, 0.0)) == Number("2 exact", "", 2.0)
+    assert number({"value": None}) == number(None) == ""
+    assert said(documents.estimate(-20512.3, 0.01)) == "−2.05e4 ± 210"
+
+
+def test_optimisers_are_beside_their_edge() -> None:
+    made = data_of(page(documents.document()))["charts"]
+    edge = next(spec for spec in made if "share of the edge" in json.dumps(spec))
+    names = [record["name"] for record in edge["layer"][0]["data"]["values"]]
+    assert names[0] == "AdamW"
+    assert "gradient descent, lr 0.001" in names
+    assert "19 ± 1 %" in json.dumps(edge, ensure_ascii=False)
+
+
+def test_figures_are_written_beside_the_page(tmp_path: Path) -> None:
+    content = documents.document()
+    Analysis(content, str(tmp_path)).write()
+    names = {file.name for file in (tmp_path / "figures").iterdir()}
+    expected = {f"heat-{letter}-trace" for letter in "HGF"} | {"heat-H-norm", "heat-G-norm"}
+    expected |= {"spectrum", "roles", "stability", "parts", "lines", "depth", "norms"}
+    expected |= {f"attention-{kind}" for kind in ("evenness", "sink", "largest")}
+    assert names == {f"{name}.{kind}" for name in expected for kind in ("svg", "png")}
+    assert all(file.stat().st_size > 1000 for file in (tmp_path / "figures").iterdir())
+    assert load_analysis(tmp_path).content == content
+
+
+def test_figures_of_hostile_names(tmp_path: Path) -> None:
+    content = documents.document(block="<script>" + "x" * 10_000 + "\ud83d")
+    spec = dict(figures.figures(content))["heat-G-trace"]
+    assert len(json.dumps(spec)) < 100_000
