@@ -1,27 +1,90 @@
-"""``curvlens demo``."""
+"""``curvlens demo`` and ``curvlens analyze``: from a command to the page."""
 
 from __future__ import annotations
 
-import math
-import re
+import json
+from pathlib import Path
 
+import pytest
+import torch
 from typer.testing import CliRunner
 
 from curvlens.cli import app
+from curvlens.cli.adder import trained
+from curvlens.data import Addition
 
 
-def test_demo() -> None:
-    """Short of training; the tables are complete, and H = G + F where the logits are linear."""
-    result = CliRunner().invoke(app, ["demo", "--steps", "2", "--sequences", "1", "--samples", "4"])
-    assert result.exit_code == 0, result.output
-    assert "loss" in result.output
-    assert "the same samples, so the errors in its columns are correlated" in " ".join(result.output.split())
-    rows = re.findall(r"│ (\S+) +│ +(\S+)[^│]*│ +(\S+)[^│]*│ +(\S+)[^│]*│", result.output)
-    rows = [row for row in rows if row[0] not in "HGF"]
-    names = [row[0] for row in rows]
-    assert len(names) == 3 * 20
-    assert names[:20] == names[20:40] == names[40:]
-    for name, _, g, f in rows:
-        assert math.isfinite(float(g))
-        if name in ("unembed", "final_norm"):
-            assert float(f) == 0  # the logits are linear in each of these
+def invoke(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_demo(tmp_path: Path) -> None:
+    """The summary has sentences and a heat map, the page is there."""
+    code, said = invoke("demo", "--out", str(tmp_path / "run"), "--budget", "150 gradients")
+    assert code == 0, said
+    assert "of the Gauss–Newton trace" in said
+    assert "trace of G, layers 0 to 1" in said
+    assert "▀" in said
+    page = (tmp_path / "run" / "index.html").read_text()
+    assert page.startswith("<!doctype html>")
+    content = json.loads((tmp_path / "run" / "analysis.json").read_text())
+    assert len(content["cells"]["G"]["trace"]) == 20
+    assert content["sanity"]["shuffled_loss"] > content["point"]["loss"]
+    # the same command again: nothing is measured, the numbers are the same
+    code, said = invoke("demo", "--out", str(tmp_path / "run"), "--budget", "150 gradients")
+    again = json.loads((tmp_path / "run" / "analysis.json").read_text())
+    assert code == 0
+    assert again["cells"] == content["cells"]
+
+
+def test_dry_run_measures_nothing(tmp_path: Path) -> None:
+    code, said = invoke("analyze", "demo", "--out", str(tmp_path / "run"), "--budget", "500 gradients", "--dry-run")
+    assert code == 0, said
+    assert "One gradient takes" in said
+    assert "spectral density" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_that_is_too_small(tmp_path: Path) -> None:
+    code, said = invoke("analyze", "demo", "--out", str(tmp_path / "run"), "--budget", "5 gradients")
+    assert code == 1
+    assert "too few for anything" in said
+    assert "40 gradients" in said
+
+
+def test_the_folder_of_another_model(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert invoke("demo", "--out", str(run), "--budget", "60 gradients")[0] == 0
+    before = {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()}
+    code, said = invoke("demo", "--out", str(run), "--budget", "60 gradients", "--seed", "1")
+    assert code == 1
+    assert "belongs to another study" in said
+    assert {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()} == before
+
+
+def test_an_optimiser(tmp_path: Path) -> None:
+    """Its state is read without running anything, and its distance to the edge is on the page."""
+    model = trained(Addition(digits=2), 300, seed=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for seed in range(5):
+        tokens, labels = Addition(digits=2).batch(32, seed=seed)
+        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    words = ("--out", str(tmp_path / "run"), "--budget", "250 gradients", "--optimizer", str(tmp_path / "optimizer.pt"))
+    code, said = invoke("analyze", "demo", *words)
+    assert code == 0, said
+    assert "of its edge of stability" in said
+
+
+@pytest.mark.parametrize("content", [b"", b"not a file of torch", b"\x80\x02cos\nsystem\n(S'true'\ntR."])
+def test_a_file_that_is_no_optimiser(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "optimizer.pt").write_bytes(content)
+    code, said = invoke(
+        "analyze", "demo", "--out", str(tmp_path / "run"), "--optimizer", str(tmp_path / "optimizer.pt")
+    )
+    assert code == 1
+    assert "torch.save(optimizer.state_dict()" in said

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from quadratics import quadratic
 from torch import Tensor, nn
 
 import curvlens as cl
 import small
 from curvlens.dynamics import line
 from curvlens.results import Line, Status
+from quadratics import quadratic
 
 
 def agrees(result: Line, loss: float, t: float) -> bool:

@@ -69,7 +69,7 @@ def test_against_gradients_of_single_samples(data: tuple[Tensor, Tensor]) -> Non
         assert math.isnan(expected) == math.isnan(float(result.scales[name]))
         assert math.isnan(expected) or abs(float(result.scales[name]) / expected - 1) < 1e-8
     assert abs(sum(float(x) for x in result.traces.values()) - float(result.trace)) < 1e-12
-    assert (result.samples, result.unit, result.size, result.status) == (n, "sample", 1.0, Status.SAMPLED)
+    assert (result.samples, result.each, result.size, result.status) == (n, "sample", 1.0, Status.SAMPLED)
 
 
 def test_batching_changes_nothing() -> None:
@@ -160,7 +160,7 @@ def test_with_curvature() -> None:
     assert noise(problem).curvature_scale is None
 
 
-def test_units_of_several_samples() -> None:
+def test_gradients_of_several_samples() -> None:
     problem = signal()
     result = noise(problem, micro_batch=4)
     x, y = problem.data.first()
@@ -168,7 +168,7 @@ def test_units_of_several_samples() -> None:
     trace = float((G - G.mean(0)).square().sum() / 9)
     assert abs(float(result.trace) - 4 * trace) < 1e-10
     assert abs(float(result.gradient) - (float(G.mean(0).square().sum()) - trace / 10)) < 1e-10
-    assert (result.unit, result.size, result.samples) == ("batch", 4.0, 10)
+    assert (result.each, result.size, result.samples) == ("batch", 4.0, 10)
 
 
 def test_batches_that_cannot_be_cut() -> None:
@@ -177,7 +177,7 @@ def test_batches_that_cannot_be_cut() -> None:
     data = [torch.randn(4, 3, dtype=torch.float64) for _ in range(5)]
 
     result = noise(coupled(model, data))
-    assert (result.unit, result.samples, result.size) == ("batch", 5, 4.0)
+    assert (result.each, result.samples, result.size) == ("batch", 5, 4.0)
 
 
 def coupled(model: nn.Module, data: list[Tensor]) -> cl.Problem:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from quadratics import TwoParts, diverges, frozen, quadratic
 from torch import nn
 
 import curvlens as cl
@@ -18,6 +17,7 @@ from curvlens import dynamics
 from curvlens.dynamics.optimizers import read
 from curvlens.dynamics.update import step
 from curvlens.results import Status
+from quadratics import TwoParts, diverges, frozen, quadratic
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 

@@ -22,12 +22,16 @@ SAMPLES = {
     "Eigs": "eigs-converged",
     "Estimate": "estimate-diagonal",
     "Level": "level",
+    "Line": "line",
+    "Noise": "noise",
     "Portion": "portion",
     "Profile": "profile",
     "Propagation": "propagation",
     "Report": "report-sick",
     "Row": "row",
     "Solution": "solution-converged",
+    "Stability": "stability",
+    "Update": "update",
 }
 """One saved result of each kind."""
 cl.doctor  # noqa: B018  its report is a kind, too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ def whole(known: Known) -> dict[str, dict[str, Any]]:
 
 
 def _whole_estimates(known: Known, letter: str) -> dict[str, Estimate]:
-    """Trace and norm of the whole: from its own probes, and for the trace from all blocks if these are more accurate."""
+    """Trace and norm of the whole, from its own probes; without these the trace from all blocks."""
     found: dict[str, Estimate] = {}
     for quantity, pool in (("trace", pooled), ("norm", pooled_norm)):
         own = [
@@ -109,14 +110,13 @@ def _whole_estimates(known: Known, letter: str) -> dict[str, Estimate]:
         if own:
             found[quantity] = pool(own)
     traces = known.cells(letter, "trace")
-    if len(traces) == len(known.blocks):
-        sum_of_blocks = total(list(traces.values()))
-        # blocks of G come from the same passes: their errors add up, at worst linearly
+    if "trace" not in found and len(traces) == len(known.blocks):
+        # Blocks of G come from the same passes: their errors add up, at worst linearly. Those of H are independent.
+        parts = list(traces.values())
+        found["trace"] = total(parts)
         if letter == "G":
-            stderr = torch.stack([each.stderr for each in traces.values()]).sum()
-            sum_of_blocks = Estimate(sum_of_blocks.value, stderr, sum_of_blocks.samples, min(e.dof for e in traces.values()))
-        if "trace" not in found or float(sum_of_blocks.stderr) < float(found["trace"].stderr):
-            found["trace"] = sum_of_blocks
+            stderr = torch.stack([each.stderr for each in parts]).sum()
+            found["trace"] = replace(found["trace"], stderr=stderr, dof=min(each.dof for each in parts))
     return found
 
 
@@ -182,7 +182,7 @@ def curve(density: Density) -> dict[str, Any]:
 def _density_of(record: Record | None) -> Density | None:
     if record is None:
         return None
-    tensors = {name: record.tensors[name] for name in DENSITY}
+    tensors: dict[str, Any] = {name: record.tensors[name] for name in DENSITY}
     result = record.result
     return Density(
         **tensors, n=int(result["n"]), probes=int(result["probes"]), error=result["error"], products=result["products"]
@@ -215,14 +215,16 @@ def _histogram(density: Density) -> torch.Tensor:
     width = torch.arange(-8, 9, dtype=torch.float64)
     kernel = (-(width**2) / 8).exp()
     smooth = torch.nn.functional.conv1d(share[None, None], (kernel / kernel.sum())[None, None], padding=8)[0, 0]
-    return smooth / smooth.sum().clamp(min=1e-300)
+    scaled: torch.Tensor = smooth / smooth.sum().clamp(min=1e-300)
+    return scaled
 
 
 def _jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     middle = (p + q) / 2
 
     def entropy(x: torch.Tensor) -> torch.Tensor:
-        return -torch.special.xlogy(x, x).sum() / math.log(2)
+        found: torch.Tensor = -torch.special.xlogy(x, x).sum() / math.log(2)
+        return found
 
     return (entropy(middle) - (entropy(p) + entropy(q)) / 2).clamp(min=0)
 
@@ -232,7 +234,7 @@ def _eigenvectors(known: Known) -> list[dict[str, Any]]:
     if pairs is None:
         return []
     first = known.of("eigs", operator="H")[0]
-    names = dict((number, which) for which, number in known.extremes())
+    names = {number: which for which, number in known.extremes().items()}
     found = []
     for number, (value, residual) in enumerate(zip(pairs.result["values"], pairs.result["residuals"], strict=True)):
         vector = {"number": number, **enclosed(value, residual), "mass": _column(pairs.result["mass"], number)}

@@ -65,6 +65,17 @@ def pooled_norm(rounds: Sequence[Estimate]) -> Estimate:
     return _root(pooled([_square(each) for each in rounds]), rounds[0].fixed)
 
 
+def cautious(estimate: Estimate) -> Estimate:
+    """An estimate from few samples with fewer degrees of freedom.
+
+    Half of 8 samples go into eigenvalues, four are left for the error. They are skewed where a large eigenvalue was
+    missed: 95 % intervals with 3 degrees of freedom held 90 % of the traces of blocks of a trained GPT, with 2 they
+    hold more than 92 %.
+    """
+    few = estimate.samples < 32 and 2 < estimate.dof < math.inf
+    return replace(estimate, dof=max(estimate.dof * 2 / 3, 2.0)) if few else estimate
+
+
 def difference(one: Estimate, other: Estimate) -> Estimate:
     """one − other, of independent samples."""
     variances = [float(one.stderr) ** 2, float(other.stderr) ** 2]

@@ -18,6 +18,7 @@ from curvlens.checkup import doctor
 from curvlens.dynamics import line, noise, stability
 from curvlens.errors import CurvlensError, CurvlensWarning
 from curvlens.linalg import density, eigs, frobenius, trace
+from curvlens.linalg.plan import Ends
 from curvlens.linalg.remembered import Remembered
 from curvlens.operators import Operator, activation_hessian, functional, ggn, hessian
 from curvlens.operators.modules import recordings_of
@@ -92,7 +93,8 @@ class Instrument:
         found = doctor(self.problem)
         return {
             "findings": [
-                {"name": f.name, "severity": f.severity, "what": f.what, "effect": f.effect, "fix": f.fix} for f in found
+                {"name": f.name, "severity": f.severity, "what": f.what, "effect": f.effect, "fix": f.fix}
+                for f in found
             ]
         }
 
@@ -155,7 +157,7 @@ class Instrument:
     def measure_ends(self, config: Config) -> Mapping[str, Any]:
         """The largest eigenvalue of a block, and the smallest where it may be negative."""
         whole = self._operator(config["operator"])
-        ends = "largest" if config["operator"] == "G" else "both"
+        ends: Ends = "largest" if config["operator"] == "G" else "both"
         found = eigs(
             whole[config["block"]], 1, ends, tol=config["tol"], max_products=config["most"], seed=config["seed"],
             check_copies=False, progress=self.progress,
@@ -225,7 +227,7 @@ class Instrument:
         found = noise(self.problem, samples=config["samples"], seed=config["seed"], progress=self.progress)
         numbers = {name: row(getattr(found, name)) for name in ("trace", "gradient", "scale")}
         scales = {name: row(each) for name, each in found.scales.items()}
-        return {**numbers, "scales": scales, "samples": found.samples, "unit": found.unit, "note": found.note}
+        return {**numbers, "scales": scales, "samples": found.samples, "unit": found.each, "note": found.note}
 
     def measure_spread(self, config: Config) -> Mapping[str, Any]:
         """Loss, gradient norm and trace of G on a part of the data."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from curvlens.analysis.estimates import difference, estimate, pooled, pooled_norm
+from curvlens.analysis.estimates import cautious, difference, estimate, pooled, pooled_norm
 from curvlens.results import Estimate
 from curvlens.study import Record, Unit
 
@@ -57,17 +57,31 @@ class Known:
             for quantity in ("trace", "norm"):
                 for name, numbers in record.result[quantity].items():
                     found.setdefault(("G", quantity), {}).setdefault(name, []).append(estimate(numbers))
-        for record in self.of("block"):
+        for record in self._finest_blocks():
             for quantity, numbers in record.result.items():
                 place = found.setdefault((record.config["operator"], quantity), {})
-                place.setdefault(record.config["block"], []).append(estimate(numbers))
+                place.setdefault(record.config["block"], []).append(cautious(estimate(numbers)))
         ways = {"trace": pooled, "norm": pooled_norm}
         cells = {key: {name: ways[key[1]](each) for name, each in of.items()} for key, of in found.items()}
         both = cells.get(("H", "trace"), {}).keys() & cells.get(("G", "trace"), {}).keys()
         cells["F", "trace"] = {
-            name: difference(cells["H", "trace"][name], cells["G", "trace"][name]) for name in self.blocks if name in both
+            name: difference(cells["H", "trace"][name], cells["G", "trace"][name])
+            for name in self.blocks
+            if name in both
         }
         return cells
+
+    def _finest_blocks(self) -> list[Record]:
+        """The rounds of each block with the most samples.
+
+        Few samples of a matrix with one large eigenvalue may agree by chance, far from its trace. Pooled with a better
+        round they would spoil it.
+        """
+        most: dict[tuple[str, str], int] = {}
+        for record in self.of("block"):
+            key = (record.config["operator"], record.config["block"])
+            most[key] = max(most.get(key, 0), record.config["samples"])
+        return [r for r in self.of("block") if r.config["samples"] == most[r.config["operator"], r.config["block"]]]
 
     def cells(self, letter: str, quantity: str) -> dict[str, Estimate]:
         """Estimates by block; blocks that were not measured are not there. F's trace is that of H without that of G."""
@@ -110,7 +124,7 @@ class Known:
         if cell.exact:
             return 0.0
         error = self.error("H", name, least)
-        return max(cell.samples * ((error / close) ** 2 - 1), 0.0)
+        return 1.0 + cell.samples * ((error / close) ** 2 - 1) if error > close else 0.0
 
     def largest(self) -> list[str]:
         """All blocks, the largest trace of G (or, without it, the most parameters) first."""
@@ -129,15 +143,14 @@ class Known:
         """The key of the first search, whose vectors lines are drawn along: a finer one does not redo them."""
         return self.of("eigs", operator="H")[0].key
 
-    def extremes(self) -> Iterator[tuple[str, int]]:
-        """The top eigenvector, and the bottom one if its eigenvalue is negative: name and column."""
+    def extremes(self) -> dict[str, int]:
+        """The column of the top eigenvector, and of the bottom one if its eigenvalue is negative."""
         first = self.of("eigs", operator="H")
         if not first:
-            return
+            return {}
         values = first[0].result["values"]
-        yield "top", len(values) - 1
-        if values[0] < 0 and len(values) > 1:
-            yield "bottom", 0
+        found = {"top": len(values) - 1}
+        return found | {"bottom": 0} if values[0] < 0 and len(values) > 1 else found
 
     def radius(self, vector: Iterable[Any]) -> float | None:
         """How far tokens are looked at along an eigenvector: the smaller radius of agreement of its line."""

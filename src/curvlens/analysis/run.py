@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -194,8 +193,8 @@ class _Run:
         if limit < least:
             seconds = least * self.per_gradient
             raise CurvlensError(
-                f"budget={str(self.budget)!r} is about {limit:.0f} gradients of this problem, too few for anything. The "
-                f"smallest that is useful is '{math.ceil(least)} gradients', about {readable_time(seconds)} here."
+                f"budget={str(self.budget)!r} is about {limit:.0f} gradients of this problem, too few for anything. "
+                f"The smallest that is useful is '{math.ceil(least)} gradients', about {readable_time(seconds)} here."
             )
         needed = 8 * self.problem.layout.size * self.problem.dtype.itemsize + self.problem._evaluation.cache.kept_bytes
         return planned(self.outline, self.per_gradient, self.budget, needed)

@@ -22,7 +22,9 @@ REVISION = 1
 CLOSE = 0.25
 """An error below this part of max(|cell|, LEAST of the largest cell) is small enough."""
 LEAST = 0.01
-MOST_ROUNDS = 64
+SAMPLES = 8
+"""Of the first round of a block: enough for half of them to find its largest eigenvalues, which are then exact."""
+MOST_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -79,17 +81,17 @@ def schedule(of: Outline, known: Known) -> Iterator[Step]:
     yield from _start(of)
     yield from _ggn(of, known, rounds=1)
     yield from _ends(of, k=1, tol=5e-2, most=16)
-    yield from _block_sizes(of, known, share=0.25, samples=4, once=True)
+    yield from _block_sizes(of, known, share=0.25, once=True)
     if not of.minimal:
         yield from _first_look(of, known)
     yield Step("density", _density(of, "H", probes=1, steps=20), 20 * PRODUCT)
     # finer
-    yield from _block_sizes(of, known, share=0.65, samples=4)
+    yield from _block_sizes(of, known, share=0.35)
     yield from _ggn(of, known, rounds=8, share=0.7)
     yield from _sharper(of, known)
     yield from _block_ends(of, known, share=0.9)
     yield from _spectra(of, known, share=0.95)
-    yield from _block_sizes(of, known, share=1.0, samples=16)
+    yield from _block_sizes(of, known, share=1.0)
     yield from _block_ends(of, known, share=1.0)
 
 
@@ -117,23 +119,27 @@ def _ends(of: Outline, k: int, tol: float, most: int) -> Iterator[Step]:
     yield Step("ends" if k == 1 else "sharp", unit("eigs", **config), most * PRODUCT * (1.0 if k == 1 else 0.8))
 
 
-def _block_sizes(of: Outline, known: Known, *, share: float, samples: int, once: bool = False) -> Iterator[Step]:
-    """Blocks of H: each once, largest trace of G first; then those that need the fewest samples to be close."""
-    while known.cost < share * of.budget:
+def _block_sizes(of: Outline, known: Known, *, share: float, once: bool = False) -> Iterator[Step]:
+    """Blocks of H: each once, largest trace of G first; then those that need the fewest samples to be close.
+
+    All of it takes ``share`` of the budget, beyond what was spent before.
+    """
+    end = known.cost + share * of.budget
+    while known.cost < end:
         name = known.next_block(once=once, close=CLOSE, least=LEAST)
         if name is None:
             return
         number = known.rounds(name)
         if number >= MOST_ROUNDS:
             return
-        some = min(samples << min(number, 2), of.blocks[name])
+        some = min(SAMPLES << min(number, 4), of.blocks[name])
         config = {"operator": "H", "block": name, "samples": some, "seed": _seed(of, number)}
         yield Step("blocks", unit("block", **config), some * BLOCK)
 
 
 def _first_look(of: Outline, known: Known) -> Iterator[Step]:
     yield Step("panels", unit("whole", operator="H", samples=6, seed=_seed(of, 0)), 6 * PRODUCT)
-    for which, number in known.extremes():
+    for number in known.extremes().values():
         vector = [known.vectors_key, number]
         yield Step("panels", unit("line", vector=vector), 24 * FORWARD + 1 + PRODUCT)
         radius = known.radius(vector)
@@ -141,7 +147,9 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
             yield Step("panels", unit("tokens", vector=vector, radius=radius, most=12), 2 * FORWARD)
     if of.has_optimizer:
         yield Step("panels", unit("stability", tol=5e-2, most=24), 16 * PRODUCT)
-    yield Step("panels", unit("noise", samples=min(of.samples, 64), seed=of.seed), 1.0 + min(of.samples, 64) / of.samples)
+    yield Step(
+        "panels", unit("noise", samples=min(of.samples, 64), seed=of.seed), 1.0 + min(of.samples, 64) / of.samples
+    )
     yield Step("panels", unit("profile", samples=4, seed=of.seed), 24.0)
     for path in _some(list(of.layers.values()), 4):
         yield _depth(of, path)

@@ -17,6 +17,7 @@ from curvlens.checksum import checksum
 from curvlens.errors import CurvlensError
 from curvlens.losses import CausalLM
 from curvlens.problem import Problem
+from curvlens.profiling.depth import layer_path
 
 
 def identity(problem: Problem, seed: int, optimizer: Any) -> dict[str, Any]:
@@ -43,7 +44,10 @@ def outline(problem: Problem, *, has_ggn: bool, optimizer: Any, seed: int, budge
         if block.layer is not None:
             per_role[block.role] = per_role.get(block.role, 0) + 1
     by_layer = {layer: [b for b in blocks.values() if b.layer == layer] for layer in layers}
-    paths = {layer: _path([name for b in found for name in b.parameters]) for layer, found in by_layer.items()}
+    paths = {
+        layer: layer_path(problem.model, [name for b in found for name in b.parameters])
+        for layer, found in by_layer.items()
+    }
     return Outline(
         {name: block.size for name, block in blocks.items()},
         [role for role, count in per_role.items() if count > 1],
@@ -96,17 +100,6 @@ def _shuffled(problem: Problem, batch: Any, generator: torch.Generator) -> Any:
         kept = {name: value for name, value in inputs.items() if name != "input_ids"}
         return {**kept, "input_ids": mixed, "labels": labels}
     return (mixed, labels)
-
-
-def _path(names: list[str]) -> str:
-    """The module that holds all of these parameters."""
-    parts = [name.split(".")[:-1] for name in names]
-    common = []
-    for level in zip(*parts, strict=False):
-        if len(set(level)) > 1:
-            break
-        common.append(level[0])
-    return ".".join(common)
 
 
 def _digest(content: Any) -> str:

@@ -1,4 +1,4 @@
-"""The command line: it parses, calls and prints. Each command imports what it needs, so that help comes at once."""
+"""The command line: it parses, calls and prints. Each command imports what it needs, so `--help` is fast."""
 
 import sys
 from collections.abc import Callable
@@ -44,7 +44,7 @@ app = typer.Typer(help="The exact curvature instrument for Transformers.", no_ar
 
 
 def _told(action: Callable[[], None]) -> None:
-    """Run a command; what the user has to mend is a line, not a traceback. ``sys.path`` is then as it was."""
+    """Run a command. Errors that the user can fix are one line, without a traceback. Restores ``sys.path``."""
     path = sys.path[:]
     try:
         action()
@@ -79,15 +79,53 @@ def main(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(help="Training steps of the little GPT.", min=0)] = 600,
-    sequences: Annotated[int, typer.Option(help="Sums over which the curvature is taken.", min=1)] = 32,
-    samples: Annotated[int, typer.Option(help="Products spent on each trace and norm of a block.", min=4)] = 32,
-    seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the page and the results go.")] = Path("curvlens-demo"),
+    budget: Annotated[str, typer.Option(help="A time, as 1m, or a cost, as '500 gradients'.")] = "45s",
+    seed: Seed = 0,
 ) -> None:
-    """Train a small GPT to add, then print its curvature by layer and role, split into its two parts."""
-    from curvlens.cli.demo import run_demo
+    """Train a small GPT to add, analyse it within a minute, and write the page."""
+    from curvlens.cli.analyze import Wanted, show_analysis
 
-    run_demo(steps=steps, sequences=sequences, samples=samples, seed=seed)
+    _told(lambda: _interruptible(show_analysis(Wanted(Options("demo", seed=seed), out, budget))))
+
+
+@app.command()
+def analyze(
+    target: Target,
+    data: DataFile = None,
+    budget: Annotated[str, typer.Option(help="A time, as 10m, or a cost, as '500 gradients'.")] = "10m",
+    out: Annotated[Path, typer.Option(help="A folder, new or of the same analysis, which is then refined.")] = Path(
+        "run"
+    ),
+    optimizer: Annotated[
+        Path | None,
+        typer.Option(help="torch.save(optimizer.state_dict(), …): how far it is from its edge of stability."),
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="What graphs may take at most, as 4GiB.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    minimal: Annotated[bool, typer.Option("--minimal", help="Only summary, heat map and spectrum.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="No text of the data on the page.")] = False,
+    data_dtype: DataDtype = None,
+    loss: LossOption = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    tokens: Tokens = None,
+    sequences: Sequences = None,
+    seed: Seed = 0,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Measure the curvature of a model within a budget, and write one page: where it sits, how much, what it means."""
+    from curvlens.cli.analyze import Wanted, show_analysis
+
+    options = Options(target, data, data_dtype, loss, device, dtype, tokens, sequences, seed, trust_remote_code)
+    wanted = Wanted(options, out, budget, memory, optimizer, minimal, private, dry_run)
+    _told(lambda: _interruptible(show_analysis(wanted)))
+
+
+def _interruptible(finished: bool) -> None:
+    """Exit code 130 after Ctrl-C, as shells expect it."""
+    if not finished:
+        raise typer.Exit(130)
 
 
 @app.command()
@@ -99,10 +137,10 @@ def blocks(
         Literal["block", "head", "layer", "role", "parameter"], typer.Option(help="What a row of the table is.")
     ] = "block",
     heads: Annotated[
-        int | None, typer.Option(min=1, help="How many heads the attention has, where the model does not tell it.")
+        int | None, typer.Option(min=1, help="Number of attention heads, if the model does not state it.")
     ] = None,
 ) -> None:
-    """Print the named blocks of a model: by which name which part of which parameter is asked for."""
+    """Print the named blocks of a model, with the parameters that each consists of."""
     from curvlens.cli.blocks import show_blocks
 
     _told(lambda: show_blocks(model, by, heads))
@@ -149,20 +187,18 @@ def profile(
     seed: Seed = 0,
     trust_remote_code: Trust = False,
     samples: Annotated[int, typer.Option(help="Probes; each costs about five gradients.", min=4)] = 16,
-    depth: Annotated[int | None, typer.Option(help="Levels of the tree that are shown (default: all).", min=0)] = None,
-    sort: Annotated[Sort, typer.Option(help="How siblings are sorted: as in the model, or by size.")] = "order",
-    own: Annotated[bool, typer.Option("--own", help="A module's own code, without the modules in it.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also rows that are exactly zero.")] = False,
+    depth: Annotated[int | None, typer.Option(help="Levels of the tree to show (default: all).", min=0)] = None,
+    sort: Annotated[Sort, typer.Option(help="Order of siblings: as in the model, or by size.")] = "order",
+    own: Annotated[bool, typer.Option("--own", help="Show each module's own code, without the modules in it.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show rows that are exactly zero.")] = False,
     no_top: Annotated[bool, typer.Option("--no-top", help="Leave out the contributions to λ_max.")] = False,
     spectral: Annotated[
-        list[str] | None, typer.Option(help="Also the spectral norm of this module; may be repeated.")
+        list[str] | None, typer.Option(help="Also compute the spectral norm of this module; may be repeated.")
     ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="What it may take at most, as 4GiB (default: what is free).")
-    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory limit, such as 4GiB (default: the free memory).")] = None,
     out: Annotated[Path | None, typer.Option(help="Save the result as JSON, for curvlens.load.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the tree as a chart, one HTML file.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write all numbers as a table, one line a module.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write all numbers as a table, one line per module.")] = None,
 ) -> None:
     """Print where the curvature comes from: the Gauss-Newton part, and the functional part of every module."""
     from curvlens.cli.profile import Files, Request, show_profile
@@ -194,19 +230,21 @@ def reproduce(
         list[str] | None,
         typer.Argument(help="Experiments to measure and draw; 'all'; or 'verdicts' for the page. None lists them."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small settings: minutes in the place of hours.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small settings: minutes instead of hours.")] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="Repeats, in the place of each experiment's own.", min=2, max=10_000)
+        int | None, typer.Option(help="Number of repeats, instead of each experiment's own.", min=2, max=10_000)
     ] = None,
-    results: Annotated[Path, typer.Option(help="Where results are kept; what is there is not computed again.")] = Path(
+    results: Annotated[Path, typer.Option(help="Folder for results; stored points are not computed again.")] = Path(
         "curvlens-results"
     ),
-    jobs: Annotated[int | None, typer.Option(help="Processes, of one thread each (default: all cores).", min=1)] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes, with one thread each (default: all cores).", min=1)
+    ] = None,
     set_aside: Annotated[
-        bool, typer.Option("--set-aside", help="Move result files away that cannot be read, and go on.")
+        bool, typer.Option("--set-aside", help="Move unreadable result files away, and continue.")
     ] = False,
 ) -> None:
-    """Measure the papers' figures and claims. A run that was ended goes on where it was."""
+    """Measure the papers' figures and claims. A run that was stopped continues where it was."""
     from curvlens.cli.reproduce import Wanted, show_experiments
 
     wanted = Wanted.of(names or (), quick, seeds, results, jobs, set_aside)

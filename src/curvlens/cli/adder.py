@@ -1,4 +1,4 @@
-"""A small GPT that learned to add: the model of ``curvlens demo`` and of the target ``demo``."""
+"""A small GPT that learned to add: the model of ``curvlens demo``."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ def _own(options: Options) -> Posed:
         (model, data, loss), given = made, None
     else:
         raise CurvlensError(
-            f"{target} gave {a_kind(made)}, expected a curvlens.Problem or a tuple (model, data, loss), or a function "
-            "that returns one."
+            f"{target} returned {a_kind(made)}, expected a curvlens.Problem or a tuple (model, data, loss), or a "
+            "function that returns one."
         )
     return Posed(
         target=target,

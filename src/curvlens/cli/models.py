@@ -27,7 +27,7 @@ def skeleton(target: str) -> nn.Module | Problem:
             return made[0]  # (model, data, loss), as the doctor takes it
         if not isinstance(made, nn.Module):
             raise CurvlensError(
-                f"{target} gave {a_kind(made)}, expected a torch.nn.Module, a curvlens.Problem or a tuple "
+                f"{target} returned {a_kind(made)}, expected a torch.nn.Module, a curvlens.Problem or a tuple "
                 "(model, data, loss)."
             )
         return made

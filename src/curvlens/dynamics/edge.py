@@ -60,8 +60,15 @@ def edges(group: Group) -> dict[str, Edge]:
     return found
 
 
-def convention(kind: str, options: dict[str, Any]) -> str:
-    """The formula of the threshold, with its letters."""
+def conventions(groups: list[Group]) -> str:
+    """The formulas of the thresholds, each once."""
+    said = list(dict.fromkeys(_convention(group.kind, group.options) for group in groups))
+    if any("betas" in group.options for group in groups):
+        said.append("papers that fold 1−β₁ into η write 2/η")
+    return "; ".join(said)
+
+
+def _convention(kind: str, options: dict[str, Any]) -> str:
     if kind == "SGD":
         beta, damp = options.get("momentum", 0), options.get("dampening", 0)
         if not beta:
@@ -75,14 +82,9 @@ def convention(kind: str, options: dict[str, Any]) -> str:
         beta, decay = options["betas"][0], options.get("weight_decay", 0)
         factor = 2 * (1 + beta) / (1 - beta)
         if kind == "AdamW" and decay:
-            return (
-                f"AdamW, β₁ = {beta:g}, decay γ = {decay:g}, P = √v̂ + ε: {sharpness} < (1+β₁)(2−ηγ)/((1−β₁) η), about "
-                f"{factor:g}/η; papers that fold 1−β₁ into η write 2/η"
-            )
-        return (
-            f"{kind}, β₁ = {beta:g}, P = √v̂ + ε: {sharpness} < 2(1+β₁)/((1−β₁) η) = {factor:g}/η; papers that fold "
-            "1−β₁ into η write 2/η"
-        )
+            limit = f"(1+β₁)(2−ηγ)/((1−β₁) η), about {factor:g}/η"
+            return f"AdamW, β₁ = {beta:g}, decay γ = {decay:g}, P = √v̂ + ε: {sharpness} < {limit}"
+        return f"{kind}, β₁ = {beta:g}, P = √v̂ + ε: {sharpness} < 2(1+β₁)/((1−β₁) η) = {factor:g}/η"
     if kind == "RMSprop" and options.get("momentum"):
         return f"RMSprop, momentum β = {options['momentum']:g}, P = √v + ε: {sharpness} < 2(1+β)/η"
     return f"{kind}, P = √v + ε: {sharpness} < 2/η"

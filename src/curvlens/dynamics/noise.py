@@ -1,7 +1,7 @@
 """How noisy is the gradient of one sample?
 
-The units i = 1 … n are samples, with summed loss S_i and c_i tokens, C = Σ c_i. The gradient g = Σ ∇S_i / C is a ratio
-of sums, so that sample i stands for g_i = g + e_i, e_i = (n/C) d_i, d_i = ∇S_i − c_i g: their mean is g, and Σ is their
+Sample i of n has the summed loss S_i and c_i tokens, C = Σ c_i. The gradient g = Σ ∇S_i / C is a ratio of sums,
+so that sample i stands for g_i = g + e_i, e_i = (n/C) d_i, d_i = ∇S_i − c_i g: their mean is g, and Σ is their
 covariance (`docs/explanation/math.md`, "Noise").
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from curvlens.dynamics.jackknife import Terms
 from curvlens.dynamics.provenance import provenance
-from curvlens.dynamics.units import Units
+from curvlens.dynamics.separated import Separated
 from curvlens.errors import CurvlensError
 from curvlens.linalg.counted import whole
 from curvlens.operators import hessian
@@ -26,7 +26,7 @@ from curvlens.study.budget import Budget, parse_budget
 from curvlens.surroundings import as_found
 
 FEWEST = 3
-"""Units of which one can be left out, with a covariance of the rest."""
+"""Gradients of which one can be left out, with a covariance of the rest."""
 HELD = 1 << 24
 """Numbers of the gradients that wait for their products: 128 MiB."""
 
@@ -52,8 +52,8 @@ def noise(
         problem: the loss.
         samples: how many samples, drawn without replacement; all of them by default. g is then that of the drawn ones.
         curvature: also tr(HΣ) and tr(HΣ)/gᵀHg, with the Hessian of the whole problem: a product for each sample.
-        micro_batch: samples in one unit; Σ is scaled to one sample. Batches that cannot be cut (the loss couples their
-            samples, or they have no common first axis) are units as they are.
+        micro_batch: samples in one gradient; Σ is scaled to one sample. Batches that cannot be cut (the loss couples
+            their samples, or they have no common first axis) have one gradient each.
         seed: for the draw.
         budget: a time or a cost, ``"2m"`` or ``"20 gradients"``: fewer samples are drawn to keep it.
         progress: called as ``progress(done, total)`` after every sample.
@@ -69,20 +69,20 @@ def noise(
     for name, value in (("samples", samples), ("micro_batch", micro_batch)):
         if value is not None and not (whole(value) and value >= 1):
             raise CurvlensError(f"{name}={value!r}, expected a whole number, 1 or more.")
-    units = Units(problem, micro_batch)
-    count, asked = units.count, min(samples or units.count, units.count)
-    allowed = units.allowed(parse_budget(budget), curvature)
+    separated = Separated(problem, micro_batch)
+    count, asked = separated.count, min(samples or separated.count, separated.count)
+    allowed = separated.allowed(parse_budget(budget), curvature)
     n = min(asked, allowed)
     if n < FEWEST:
         why = f"budget={budget!r} allows {n}" if allowed < asked else f"there are {n}"
         raise CurvlensError(
-            f"A covariance and its error need {FEWEST} {units.name} gradients at least; {why}. Give more samples, or a "
-            "larger budget."
+            f"A covariance and its error need {FEWEST} {separated.name} gradients at least; {why}. Give more samples, "
+            "or a larger budget."
         )
     draw = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:n].tolist()
-    plain, curved = _measured(units, frozenset(draw), curvature, progress)
+    plain, curved = _measured(separated, frozenset(draw), curvature, progress)
     about = provenance(problem, seed=seed)
-    size = units.size
+    size = separated.size
 
     def estimates(terms: Terms) -> tuple[Estimate, Estimate, Estimate]:
         return terms.estimates(size, n, about)
@@ -98,23 +98,23 @@ def noise(
         traces=ByBlock({name: three[0] for name, three in by_block.items()}, "trace"),
         scales=ByBlock({name: three[2] for name, three in by_block.items()}, "noise scale"),
         samples=n,
-        unit=units.name,
+        each=separated.name,
         size=size,
         status=Status.STOPPED_AT_BUDGET if reduced else Status.SAMPLED,
         curvature_trace=hessian_numbers[0],
         curvature_gradient=hessian_numbers[1],
         curvature_scale=hessian_numbers[2],
         products=n + 2 if curvature else 0,
-        note=f"budget={budget!r} allowed {n} of {asked} {units.name} gradients" if reduced else "",
+        note=f"budget={budget!r} allowed {n} of {asked} {separated.name} gradients" if reduced else "",
         provenance=about,
     )
 
 
 def _measured(
-    units: Units, only: frozenset[int], curvature: bool, progress: Progress | None
+    separated: Separated, only: frozenset[int], curvature: bool, progress: Progress | None
 ) -> tuple[Terms, Terms | None]:
-    """Two passes over the drawn units: their sums, then their products with g and with each other."""
-    problem = units.problem
+    """Two passes over the drawn samples: their sums, then their products with g and with each other."""
+    problem = separated.problem
     total = 2 * len(only)
     done = 0
 
@@ -133,7 +133,7 @@ def _measured(
         counts.append(count)
         tick()
 
-    units.each(only, add)
+    separated.each(only, add)
     c = torch.tensor(counts, dtype=torch.float64, device=problem.device)
     if int((c > 0).sum()) < FEWEST - 1:
         raise CurvlensError("Fewer than two of the drawn samples have a token that counts. Draw more of them.")
@@ -158,7 +158,7 @@ def _measured(
         tick()
 
     for part in _portions(sorted(only), max(HELD // problem.layout.size, 1) if curvature else len(only)):
-        units.each(frozenset(part), multiply)
+        separated.each(frozenset(part), multiply)
         for d in drawn:  # outside of the pass: a product is a pass of its own
             curved.append(torch.stack([d @ product(d), d @ Hg, d @ Hw])[None, :])
         drawn.clear()

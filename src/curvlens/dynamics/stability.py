@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from curvlens.dynamics.edge import Edge, convention, edges, flattened
+from curvlens.dynamics.edge import Edge, conventions, edges, flattened
 from curvlens.dynamics.optimizers import Group, read
 from curvlens.dynamics.update import updated
 from curvlens.linalg.eigs import eigs
@@ -88,7 +88,7 @@ def stability(
         residual=float(top.residuals[0]),
         sharpness=None if threshold is None else ratio * threshold,
         threshold=threshold,
-        convention="; ".join(dict.fromkeys(convention(group.kind, group.options) for group in groups)),
+        convention=conventions(groups),
         headroom=_headroom(ratio, found),
         groups=[_record(group, found, shares) for group in groups],
         mass={name: share[0] for name, share in top.mass().items()},

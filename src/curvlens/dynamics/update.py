@@ -35,11 +35,12 @@ def updated(problem: Problem, groups: list[Group]) -> Update:
     best = slope / curvature if curvature > 0 else math.inf
     rates = {float(group.options["lr"]) for group in groups}
     lr = rates.pop() if len(rates) == 1 else None
-    walk = Walk(problem, problem.theta, -d, length, -slope / length, curvature / length**2, norm(g), FORWARD + 4, None)
+    walk = Walk(problem, problem.theta, -d, length, -slope / length, curvature / length**2, norm(g), FORWARD + 6, None)
     walk.begin(None)
     measured, status = _critical(walk, length, 2 * best) if slope > 0 else (0.0, Status.COMPLETE)
-    forward = sorted(t for t in walk.losses if t > 0) or [length]
-    walk.over({1: forward, -1: [forward[0], forward[-1]]})
+    first = min((t for t in walk.losses if t > 0), default=length)
+    near = [first / 16, first / 4, first]  # where the quadratic model may still hold
+    walk.over({1: sorted({*near, *(t for t in walk.losses if t > 0)}), -1: near})
     return Update(
         slope=slope,
         curvature=curvature,

@@ -36,12 +36,13 @@ class Remembered(Operator):
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         if vectors.ndim == 2 and vectors.shape[1] != 1:
             self.products += vectors.shape[1]
-            return self._inner.apply(vectors, progress)
-        for given, result in self._kept:
+            several: Tensor = self._inner.apply(vectors, progress)
+            return several
+        for given, known in self._kept:
             if torch.equal(given, vectors):
-                return result.clone()
+                return known.clone()
         self.products += 1
-        result = self._inner.apply(vectors, progress)
+        result: Tensor = self._inner.apply(vectors, progress)
         if len(self._kept) < self._most:
             self._kept.append((vectors.clone(), result.clone()))
         return result

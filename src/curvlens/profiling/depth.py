@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from torch import nn
+
 from curvlens.errors import CurvlensError
 from curvlens.linalg import eigs
 from curvlens.linalg.compression import trace_and_norm
@@ -58,7 +60,7 @@ def propagation(
         )
     blocks = problem.blocks.by(by)
     names = [name for name in blocks if by == "role" or name in layers]
-    paths = {name: _path(blocks[name].parameters) for name in names} if by == "layer" else {}
+    paths = {name: layer_path(problem.model, blocks[name].parameters) for name in names} if by == "layer" else {}
     total, done = len(names) * len(PARTS) * (2 if paths else 1), 0
 
     def measured(operator: Operator) -> Amount:
@@ -84,14 +86,16 @@ def propagation(
     return Propagation(levels, by, samples, provenance=provenance)
 
 
-def _path(parameters: Sequence[str]) -> str:
-    """The path of the module that contains all these parameters."""
+def layer_path(model: nn.Module, parameters: Sequence[str]) -> str:
+    """The path of the module that contains all these parameters, and that runs: not a list of modules."""
     words = [name.split(".")[:-1] for name in parameters]
     common: list[str] = []
     for level in zip(*words, strict=False):
         if len(set(level)) > 1:
             break
         common.append(level[0])
+    while common and isinstance(model.get_submodule(".".join(common)), (nn.ModuleList, nn.ModuleDict)):
+        common.pop()
     return ".".join(common)
 
 

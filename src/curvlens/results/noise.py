@@ -30,7 +30,7 @@ class Noise(Result):
     """The noise scale of each block by itself."""
     samples: int
     """Gradients that Σ was computed from."""
-    unit: str
+    each: str
     """What each of them is of: "sample", or "batch" where samples cannot be separated."""
     size: float
     """Samples in one of them; Σ is scaled by it to that of one sample."""
@@ -71,7 +71,7 @@ class Noise(Result):
         note = f"; {self.note}" if self.note else ""
         return printable(
             f"Noise(scale {self.scale} samples, tr Σ = {self.trace}, ‖g‖² = {self.gradient}{curved}; from "
-            f"{self.samples} gradients of one {self.unit} each{note})"
+            f"{self.samples} gradients of one {self.each} each{note})"
         )
 
 

@@ -9,6 +9,8 @@ from curvlens.errors import CurvlensError, printable
 from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data
 from curvlens.results import Line, Stability
 
+SHOWN = 4
+"""Times the radius of agreement: far enough to see the two part."""
 POINTS = 121
 """Of the curve of a quadratic model."""
 
@@ -17,9 +19,8 @@ def line(result: Line) -> Any:
     """The loss and its quadratic model, and where they part."""
     alt = altair()
     radii, losses = result.radii.tolist(), result.losses.tolist()
-    shown = max(2 * max(result.forward, result.backward), *(abs(t) for t in radii[:1] + radii[-1:])) or 1.0
-    if max(result.forward, result.backward) > 0:
-        shown = min(shown, 2 * max(result.forward, result.backward))
+    farthest, radius = max(map(abs, radii)) or 1.0, max(result.forward, result.backward)
+    shown = min(SHOWN * radius, farthest) if radius else farthest
     points = [
         {"t": t, "loss": loss, "what": "loss"}
         for t, loss in zip(radii, losses, strict=True)
@@ -37,9 +38,9 @@ def line(result: Line) -> Any:
     ends = [{"t": t} for t in (-result.backward, result.forward) if t and abs(t) <= shown]
     rules = alt.Chart(data(ends)).mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x="t:Q")
     model = base.transform_filter("datum.what !== 'loss'").mark_line()
-    return alt.layer(model, true.mark_line(strokeWidth=1), true.mark_point(filled=True), rules).properties(
-        width=420, height=240
-    )
+    return alt.layer(
+        model, true.mark_line(strokeWidth=1, interpolate="monotone"), true.mark_point(filled=True), rules
+    ).properties(width=420, height=240)
 
 
 def stability(result: Stability, what: str = "edge") -> Any:
@@ -63,7 +64,7 @@ def stability(result: Stability, what: str = "edge") -> Any:
     bars = (
         alt.Chart(data(records))
         .mark_bar(color=BLUE, height={"band": 0.7})
-        .encode(x=alt.X("part:Q", title="part of λ_max(P̃^-½ H P̃^-½); the edge is 1"), y=y, tooltip=["name:N", "part:Q"])
+        .encode(x=alt.X("part:Q", title="fraction of the edge of stability"), y=y, tooltip=["name:N", "part:Q"])
     )
     edge = alt.Chart(data([{"edge": 1.0}])).mark_rule(color=ORANGE, strokeWidth=2).encode(x="edge:Q")
     return alt.layer(bars, edge).properties(width=420)

@@ -18,8 +18,8 @@ from curvlens.problem import Problem
 from curvlens.study.budget import Budget
 
 
-class Units:
-    """The data cut into units, and the gradient of each."""
+class Separated:
+    """The data cut into samples, micro-batches or batches, and the gradient of each."""
 
     def __init__(self, problem: Problem, micro_batch: int) -> None:
         self.problem = problem
@@ -39,7 +39,7 @@ class Units:
         self.size = sum(known) / len(known) if len(known) == len(sizes) else 1.0
 
     def each(self, only: Container[int], use: Callable[[Tensor, float], None]) -> None:
-        """Call ``use(∇S_i, c_i)`` for some units, in the order of the data; gradients flat, in float64."""
+        """Call ``use(∇S_i, c_i)`` for some of them, in the order of the data; gradients flat, in float64."""
         evaluation, layout = self.evaluation, self.problem.layout
         slopes = evaluation.slopes(only)
         with torch.enable_grad(), evaluation.isolated():
@@ -54,7 +54,7 @@ class Units:
                     slopes.close()
 
     def allowed(self, budget: Budget | None, curvature: bool) -> int:
-        """How many units a budget is enough for: two gradients each, and a product."""
+        """How many gradients a budget is enough for: each is made twice, and has a product."""
         if budget is None:
             return self.count
         if budget.gradients is not None:
@@ -62,7 +62,7 @@ class Units:
             return max(math.floor(left / each + 1e-9), 0)
         start = time.monotonic()
         self.each(range(2), lambda _, __: None)
-        each = time.monotonic() - start  # both passes of one unit
+        each = time.monotonic() - start  # both passes of one
         if curvature:
             start = time.monotonic()
             hessian(self.problem) @ torch.ones(self.problem.layout.size, dtype=self.problem.dtype)

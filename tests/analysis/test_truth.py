@@ -1,0 +1,105 @@
+"""The numbers of a page against dense derivatives that share no code with curvlens."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import curvlens as cl
+from subjects import adder, batch, problem, rows
+from truth import Truth
+
+
+@cache
+def truths() -> dict[str, Tensor]:
+    truth = Truth(adder(), [batch()], rows, square=False)
+    return {"H": truth.hessian, "G": truth.ggn, "F": truth.hessian - truth.ggn}
+
+
+def block(matrix: Tensor, asked: cl.Problem, name: str) -> Tensor:
+    places = torch.arange(asked.layout.size, dtype=torch.float64)
+    own = asked.blocks.split(places)[name].long()
+    return matrix[own][:, own]
+
+
+def quantities(matrix: Tensor) -> dict[str, float]:
+    values = torch.linalg.eigvalsh(matrix)
+    found = {"trace": matrix.trace(), "norm": matrix.norm(), "top": values[-1], "bottom": values[0]}
+    return {**{name: float(x) for name, x in found.items()}, "mean": float(matrix.trace()) / len(matrix)}
+
+
+def analysed(folder: Path, seed: int, budget: str) -> dict[str, Any]:
+    """The page's own JSON."""
+    cl.analyze(problem(), folder, budget, seed=seed)
+    content: dict[str, Any] = json.loads((folder / "analysis.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize(("seeds", "least"), [(1, 0.88), pytest.param(5, 0.92, marks=pytest.mark.full)])
+def test_intervals_hold_the_truth(tmp_path: Path, seeds: int, least: float) -> None:
+    """Cells of one analysis are correlated: one seed may have fewer of them right than 95 %."""
+    asked = problem()
+    inside = count = 0
+    for seed in range(seeds):
+        content = analysed(tmp_path / str(seed), seed, "900 gradients")
+        for letter, found in content["cells"].items():
+            for quantity, cells in found.items():
+                for name, cell in cells.items():
+                    true = quantities(block(truths()[letter], asked, name))[quantity]
+                    scale = float(truths()["H"].norm())
+                    if cell["exact"]:
+                        assert cell["value"] == pytest.approx(true, rel=1e-8, abs=1e-10 * scale), (
+                            letter,
+                            quantity,
+                            name,
+                        )
+                    elif "bound" in cell:  # some eigenvalue is within; with this tolerance it is the extreme one
+                        slack = 1e-9 * scale + 0.02 * abs(true)
+                        inside += cell["low"] - slack <= true <= cell["high"] + slack
+                        count += 1
+                    else:
+                        inside += cell["low"] <= true <= cell["high"]
+                        count += 1
+    assert count > 60 * seeds
+    assert inside / count > least, (inside, count)
+
+
+def test_the_whole(tmp_path: Path) -> None:
+    content = analysed(tmp_path / "run", 0, "900 gradients")
+    H = truths()["H"]
+    values = torch.linalg.eigvalsh(H)
+    whole = content["whole"]["H"]
+    assert whole["top"]["value"] == pytest.approx(float(values[-1]), rel=1e-2)
+    assert whole["bottom"]["value"] == pytest.approx(float(values[0]), rel=5e-2)
+    for name, true in (("trace", H.trace()), ("norm", H.norm())):
+        assert abs(whole[name]["value"] - float(true)) < 4 * whole[name]["stderr"] + 1e-9
+    asked = problem()
+    assert content["point"]["loss"] == pytest.approx(asked.loss(), rel=1e-12)
+    vector = content["eigenvectors"][-1]
+    _, vectors = torch.linalg.eigh(H)
+    mass = {name: float(part.square().sum()) for name, part in asked.blocks.split(vectors[:, -1]).items()}
+    for name, share in vector["mass"].items():
+        assert share == pytest.approx(mass[name], abs=0.02)
+    line = content["eigenvectors"][-1]["line"]
+    assert line["curvature"] == pytest.approx(float(values[-1]), rel=2e-2)
+
+
+def test_tokens_add_up_to_the_curvature(tmp_path: Path) -> None:
+    """The bends of all tokens are the mean of ½ r² uᵀHu and higher even terms."""
+    from curvlens.analysis.tokens import moved
+
+    asked = problem()
+    _, vectors = torch.linalg.eigh(truths()["H"])
+    u, radius = vectors[:, -1], 1e-3
+    found = moved(asked, u, radius, most=1000)["tokens"]
+    assert len(found) == asked.n_tokens
+    curvature = float(u @ truths()["H"] @ u)
+    slope = float(asked.gradient() @ u)
+    assert sum(t["bend"] for t in found) / len(found) == pytest.approx(radius**2 * curvature / 2, rel=1e-3)
+    assert sum(t["slope"] for t in found) / len(found) == pytest.approx(radius * slope, rel=1e-3, abs=1e-9)
