@@ -170,7 +170,7 @@ def test_the_filter_of_a_profile_reaches_the_icicle_and_the_folded_table(results
     assert 'document.dispatchEvent(new CustomEvent("page:filter"' in page
     assert 'document.addEventListener("page:filter"' in page
     assert ".cell.dim {" in page
-    assert 'querySelectorAll("section > details")' in page  # opened by a filter: the table is in one
+    assert 'item.closest("section > details")' in page  # opened by a filter: the table is in one
     assert re.search(r'<section id="numbers"[^>]*>\s*<details>', page)
 
 
