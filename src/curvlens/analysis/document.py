@@ -98,7 +98,7 @@ def whole(known: Known) -> dict[str, dict[str, Any]]:
 
 
 def _whole_estimates(known: Known, letter: str) -> dict[str, Estimate]:
-    """Trace and norm of the whole: from its own probes, and for the trace from all blocks if these are more accurate."""
+    """Trace and norm of the whole: from its own probes; the trace from all blocks if these are more accurate."""
     found: dict[str, Estimate] = {}
     for quantity, pool in (("trace", pooled), ("norm", pooled_norm)):
         own = [

@@ -92,8 +92,8 @@ def load_analysis(folder: str | Path) -> Analysis:
         content = files.parse(files.read(file, 256 << 20))
     except (OSError, ValueError) as error:
         raise CurvlensError(
-            f"{str(folder)!r} is no folder of an analysis: {file.name} cannot be read. Make one: curvlens analyze MODEL "
-            f"--data DATA --out {folder}."
+            f"{str(folder)!r} is no folder of an analysis: {file.name} cannot be read. Make one: "
+            f"curvlens analyze MODEL --data DATA --out {folder}."
         ) from error
     if not isinstance(content, dict) or content.get("schema") != 1:
         raise CurvlensError(f"{str(file)!r} is no analysis that this version reads. Run curvlens analyze again.")
