@@ -26,6 +26,8 @@ _LABELS = (
     "replace(format(datum.value, '~e'), 'e+', 'e') : format(datum.value, '~r')"
 )
 """Labels of an axis: 2e4, 10, 0.1, 3e-5."""
+MANY = 8
+"""Columns that fit on a narrow page."""
 _ROLES, _WIDTH = 190, 300
 
 
@@ -110,13 +112,13 @@ def density(
         tooltip = [alt.Tooltip("λ:N"), *([alt.Tooltip("home:N", title="mostly in")] if homes else [])]
         layers.append(marks.encode(x=x, y=alt.value(7), tooltip=tooltip))
     # The outermost ones have their names beside them.
-    outer = [(ticks[-1], "right", -5)] if ticks and ticks[-1]["x"] > 0 else []
-    outer += [(ticks[0], "left", 5)] if ticks and ticks[0]["x"] < 0 else []
-    for tick, align, dx in outer:
+    outer = [(ticks[-1], "right", -5, 16)] if ticks and ticks[-1]["x"] > 0 else []
+    outer += [(ticks[0], "left", 5, 28)] if ticks and ticks[0]["x"] < 0 else []
+    for tick, align, dx, down in outer:
         label = tick["λ"] + (f", mostly in {tick['home']}" if tick["home"] else "")
         text = alt.Chart(data([{"x": tick["x"], "label": label}]))
-        mark = text.mark_text(align=align, dx=dx, fontSize=10, color=INK, baseline="top", limit=240)
-        layers.append(mark.encode(x=x, y=alt.value(16), text="label:N"))
+        mark = text.mark_text(align=align, dx=dx, fontSize=10, color=INK, baseline="top", limit=220)
+        layers.append(mark.encode(x=x, y=alt.value(down), text="label:N"))
     return _spec(alt.layer(*layers).properties(width="container", height=190), widest=1000)
 
 
@@ -190,6 +192,11 @@ def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
     return _spec(chart.resolve_scale(x="independent", y="independent"), margin=80)
 
 
+def _columns(names: Sequence[str], step: int) -> int | str:
+    """The width of a chart with a column for each name: many columns share the width of the page."""
+    return step * len(names) if len(names) <= MANY else "container"
+
+
 def parts(records: Sequence[Mapping[str, Any]]) -> Spec:
     """Gauss–Newton and functional part of the trace, layer by layer: ``name``, ``operator``, ``value``, ``stderr``."""
     alt = altair()
@@ -203,7 +210,7 @@ def parts(records: Sequence[Mapping[str, Any]]) -> Spec:
     order = list(dict.fromkeys(record["name"] for record in shown))
     scale = alt.Scale(domain=["G", "F"], range=[BLUE, ORANGE])
     base = alt.Chart(data(shown)).encode(
-        x=alt.X("name:N", sort=order, title=None, axis=alt.Axis(labelAngle=-40, labelLimit=100)),
+        x=alt.X("name:N", sort=order, title=None, axis=alt.Axis(labelAngle=-40, labelLimit=100, labelOverlap=True)),
         xOffset=alt.XOffset("operator:N", sort=["G", "F"]),
         tooltip=["name:N", "operator:N", alt.Tooltip("said:N", title="trace")],
     )
@@ -213,8 +220,7 @@ def parts(records: Sequence[Mapping[str, Any]]) -> Spec:
     )
     bar = base.mark_bar().encode(y=alt.Y("value:Q", title="trace", axis=alt.Axis(labelExpr=_LABELS)), color=colour)
     error = base.mark_rule(color=INK).encode(y="low:Q", y2="high:Q")
-    step = 18 if len(order) > 16 else 30
-    return _spec(alt.layer(bar, error).properties(width={"step": step}, height=200))
+    return _spec(alt.layer(bar, error).properties(width=_columns(order, 60), height=200), widest=1100)
 
 
 def curves(records: Sequence[Mapping[str, Any]], title: str) -> Spec:
@@ -236,14 +242,14 @@ def curves(records: Sequence[Mapping[str, Any]], title: str) -> Spec:
     scale = alt.Scale(domain=kinds, range=[{**COLOURS, **KINDS}[kind] for kind in kinds])
     axis = alt.Axis(labelExpr=_LABELS, tickCount=5)
     base = alt.Chart(data(shown)).encode(
-        x=alt.X("layer:N", sort=order, title="layer", axis=alt.Axis(labelAngle=-40, labelLimit=100)),
+        x=alt.X("layer:N", sort=order, title="layer", axis=alt.Axis(labelAngle=-40, labelLimit=100, labelOverlap=True)),
         color=alt.Color("operator:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
         tooltip=["layer:N", "operator:N", alt.Tooltip("said:N", title=title)],
     )
     y = alt.Y("value:Q", title=title, scale=alt.Scale(type="log", nice=True), axis=axis)
     error = base.mark_rule().encode(y=alt.Y("low:Q", title=title), y2="high:Q")
     chart = alt.layer(base.mark_line(point=True).encode(y=y), error)
-    return _spec(chart.properties(width={"step": 22 if len(order) > 16 else 40}, height=200))
+    return _spec(chart.properties(width=_columns(order, 40), height=200), widest=1100)
 
 
 def grid(
@@ -259,14 +265,14 @@ def grid(
     shown = [{**record, across: name(record[across]), down: name(record[down])} for record in records]
     xs, ys = (list(dict.fromkeys(record[key] for record in shown)) for key in (across, down))
     plain = all(len(each) < 4 for each in xs)
-    axis = alt.Axis(labelAngle=0 if plain else -40, labelLimit=110, domain=False, ticks=False)
+    axis = alt.Axis(labelAngle=0 if plain else -40, labelLimit=110, labelOverlap=True, domain=False, ticks=False)
     chart = alt.Chart(data(shown)).mark_rect(stroke=GAP).encode(
         x=alt.X(f"{across}:N", sort=xs, title=x_title or None, axis=axis),
         y=alt.Y(f"{down}:N", sort=ys, title=y_title or None, axis=alt.Axis(labelLimit=110, domain=False, ticks=False)),
         color=alt.Color("value:Q", title=title, scale=alt.Scale(scheme="viridis"), legend=alt.Legend(format="~g")),
         tooltip=[f"{across}:N", f"{down}:N", alt.Tooltip("value:Q", title=title, format=".3g")],
     )  # fmt: skip
-    return _spec(chart.properties(width={"step": 22}, height={"step": 20}))
+    return _spec(chart.properties(width=_columns(xs, 22), height=20 * len(ys)), widest=130 + 22 * len(xs))
 
 
 def edge(records: Sequence[tuple[str, Cell]], title: str, *, line: bool) -> Spec:

@@ -120,6 +120,7 @@ function heat(root, data) {
     grid.append(head, body);
     box.append(grid);
     box.classList.toggle("many", layers.length > MANY);
+    if (layers.length > MANY) grid.style.minWidth = `${90 + 16 * layers.length}px`;
     return [box];
   }
 
