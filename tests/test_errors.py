@@ -171,6 +171,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "vector of another kind": (lambda: cl.hessian(problem()) @ "v", "got a str"),
     "complex vector": (lambda: cl.hessian(problem()) @ torch.ones(242, dtype=torch.complex64), "complex"),
+    "list @ operator": (lambda: [1.0] @ cl.hessian(problem()), "a list @ .*expected a tensor or an array"),
+    "number @ operator": (lambda: 1 @ cl.hessian(problem()), "an int @ "),
+    "operator / 0": (lambda: cl.hessian(problem()) / 0, "divided by 0"),
+    "damping as a text": (lambda: cl.ggn(problem()).inverse(damping="a"), "damping='a', expected a finite number"),  # type: ignore[arg-type]
     "complex array": (lambda: cl.hessian(problem()) @ np.full(242, 1j), "complex.*both parts"),
     "complex rows": (lambda: np.full(242, 1j) @ cl.hessian(problem()), "complex.*both parts"),
     "complex array to scipy": (lambda: cl.hessian(problem()).to_scipy() @ np.full(242, 1j), "complex.*both parts"),

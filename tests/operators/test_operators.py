@@ -119,6 +119,24 @@ def test_tags_stay_true_when_the_source_changes(kind: Callable[[Tensor], Any]) -
     assert torch.equal(W.dense(), HD + IDENTITY)
 
 
+def test_an_operator_of_scipy_on_the_left() -> None:
+    v, S = direction(len(HD)), sla.aslinearoperator(GD.numpy())
+    with pytest.raises(cl.CurvlensError, match=r"write cl\.operators\.as_operator\(S\) @ H"):
+        S @ H
+    assert relative((as_operator(S) @ H) @ v, GD @ (HD @ v)) < 1e-12
+
+
+def test_a_sum_has_the_wider_dtype_of_its_terms() -> None:
+    single, double = as_operator(torch.eye(3)), as_operator(2 * torch.eye(3, dtype=torch.float64))
+    for found in (single + double, double + single):
+        assert found.dtype == torch.float64
+        assert torch.equal(found.dense(), 3 * torch.eye(3, dtype=torch.float64))
+
+
+def test_the_inverse_times_no_vector() -> None:
+    assert (G.inverse(damping=0.1) @ torch.zeros(len(HD), 0)).shape == (len(HD), 0)
+
+
 def test_eigenvalues_by_scipy() -> None:
     values = sla.eigsh(H.to_scipy(), k=3, return_eigenvectors=False)
     exact = torch.linalg.eigvalsh(HD)

@@ -290,6 +290,13 @@ def test_results_are_replaced_as_a_whole(results: dict[str, Any], tmp_path: Path
     assert same(cl.load(tmp_path / "model"), results["estimate"])
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_an_unknown_number_makes_an_estimate_unknown(results: dict[str, Any], number: float) -> None:
+    for name in ("estimate", "exact"):
+        assert not (results[name] * number).status.ok
+        assert not (results[name] + number).status.ok
+
+
 def test_only_results_are_replaced(results: dict[str, Any], tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     for foreign in ('{"hidden_size": 64}', "not even JSON", '{"format": 1, "kind": "Eigs"}'):

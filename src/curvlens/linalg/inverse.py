@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,8 @@ class Inverse(Operator):
             raise CurvlensError(
                 f"inverse() has no option {unknown.pop()!r}; its options are damping, {', '.join(sorted(taken))}."
             )
+        if not isinstance(damping, (int, float)) or not math.isfinite(damping):
+            raise CurvlensError(f"damping={damping!r:.40}, expected a finite number, as damping=1e-3.")
         if inner.rows != inner.columns:
             raise CurvlensError(f"{inner!r} has no inverse: its rows and columns are different parameters.")
         super().__init__(
@@ -46,6 +49,8 @@ class Inverse(Operator):
         return self.inner.precision
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
+        if not vectors.shape[1]:
+            return torch.empty_like(vectors)
         return torch.stack([self._solved(v, progress) for v in vectors.T], dim=1)
 
     def _solved(self, v: Tensor, progress: Progress | None) -> Tensor:

@@ -79,7 +79,7 @@ class Sum(Operator):
         super().__init__(
             left.rows,
             left.columns,
-            dtype=left.dtype,
+            dtype=torch.promote_types(left.dtype, right.dtype),
             device=left.device,
             symmetric=left.symmetric and right.symmetric,
             psd=left.psd and right.psd and a >= 0 and b >= 0,
@@ -94,7 +94,7 @@ class Sum(Operator):
 
     def _apply(self, vectors: Tensor, progress: Progress | None) -> Tensor:
         (left, a), (right, b) = self.terms
-        return a * left._apply(vectors, progress) + b * right._apply(vectors, progress).to(vectors)
+        return a * _product(left, vectors, progress) + b * _product(right, vectors, progress)
 
     def _block(self, rows: Layout, columns: Layout) -> Operator:
         (left, a), (right, b) = self.terms
@@ -103,6 +103,11 @@ class Sum(Operator):
     def _transposed(self) -> Operator:
         (left, a), (right, b) = self.terms
         return Sum(left.T, a, right.T, b)
+
+
+def _product(term: Operator, vectors: Tensor, progress: Progress | None) -> Tensor:
+    """The product with a term of a sum, in the dtype of the term, for vectors in the wider dtype of the sum."""
+    return term._apply(vectors.to(term.device, term.dtype), progress).to(vectors)
 
 
 class Identity(Operator):

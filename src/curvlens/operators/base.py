@@ -134,6 +134,10 @@ class Operator:
 
     def __rmatmul__(self, v: Any) -> Any:
         """vᵀ A for a row vector, or a matrix of rows."""
+        if not isinstance(v, (Tensor, np.ndarray)):
+            raise CurvlensError(
+                f"{a_kind(v)} @ {self!r}: expected a tensor or an array of {self.rows.size} numbers, or an operator."
+            )
         return (self.T @ v.T).T if v.ndim == 2 else self.T @ v
 
     def identity(self) -> Operator:
@@ -261,6 +265,8 @@ class Operator:
         return self.__mul__(factor)
 
     def __truediv__(self, factor: Any) -> Operator:
+        if isinstance(factor, (int, float)) and factor == 0:
+            raise CurvlensError(f"{self!r} was divided by 0.")
         return self.__mul__(1 / factor)
 
     def __neg__(self) -> Operator:
@@ -268,3 +274,10 @@ class Operator:
 
     # tells numpy to leave `array @ operator` and `number * operator` to this class
     __array_ufunc__ = None
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """Operators of scipy convert what stands to the right of their ``@``."""
+        raise CurvlensError(
+            f"{self!r} is not an array. To compose it with an operator S of scipy, write "
+            "cl.operators.as_operator(S) @ H. For its entries, call H.dense()."
+        )

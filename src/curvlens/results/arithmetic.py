@@ -41,7 +41,8 @@ def shifted(estimate: Estimate, number: float) -> Estimate:
     """An estimate plus a known number."""
     if not number:
         return estimate
-    return replace(estimate, value=estimate.value + number, positive=False, fixed=0.0)
+    status = _status(estimate, number)
+    return replace(estimate, value=estimate.value + number, positive=False, fixed=0.0, status=status)
 
 
 def scaled(estimate: Estimate, factor: float) -> Estimate:
@@ -52,7 +53,13 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
         stderr=estimate.stderr * abs(factor),
         positive=estimate.positive and factor != 0,
         fixed=estimate.fixed * factor**2,
+        status=_status(estimate, factor),
     )
+
+
+def _status(estimate: Estimate, number: float) -> Status:
+    """The status after a sum or a product with a number: NaN or infinity makes the result unknown."""
+    return estimate.status if math.isfinite(number) else worst([estimate.status, Status.HAS_GAPS])
 
 
 def added(one: Estimate, other: Estimate) -> Estimate:
