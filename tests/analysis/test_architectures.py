@@ -17,7 +17,7 @@ Made = tuple[torch.nn.Module, Any, Any]
 
 
 def gpt2() -> Made:
-    sizes = {
+    sizes: dict[str, Any] = {
         "n_layer": 2,
         "n_head": 2,
         "n_embd": 8,
@@ -30,21 +30,36 @@ def gpt2() -> Made:
 
 
 def llama() -> Made:
-    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
-    more = {"num_key_value_heads": 1, "vocab_size": 23, "max_position_embeddings": 16}
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    more: dict[str, Any] = {"num_key_value_heads": 1, "vocab_size": 23, "max_position_embeddings": 16}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **more))
     return model, {"input_ids": ids()}, cl.losses.CausalLM()
 
 
 def bert() -> Made:
-    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=23, max_position_embeddings=16))
     labels = ids().where(torch.arange(10) % 3 == 0, -100)
     return model, {"input_ids": ids(), "labels": labels}, cl.losses.MaskedLM()
 
 
 def vit() -> Made:
-    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4, num_channels=1, num_labels=3)
     model = transformers.ViTForImageClassification(config)
     images = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double()
@@ -52,7 +67,14 @@ def vit() -> Made:
 
 
 def t5() -> Made:
-    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+    sizes: dict[str, Any] = {
+        "d_model": 8,
+        "d_kv": 4,
+        "d_ff": 12,
+        "num_layers": 1,
+        "num_decoder_layers": 1,
+        "num_heads": 2,
+    }
     config = transformers.T5Config(**sizes, vocab_size=23, decoder_start_token_id=0, pad_token_id=0)
     return transformers.T5ForConditionalGeneration(config), {"input_ids": ids(), "labels": ids(1)}, cl.losses.CausalLM()
 

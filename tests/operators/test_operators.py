@@ -38,6 +38,7 @@ class Foreign:
 
 
 IDENTITY = torch.eye(len(HD), dtype=torch.float64)
+ARRAY: Any = IDENTITY.numpy()
 CASES: dict[str, tuple[Callable[[], cl.Operator], Tensor]] = {
     "hessian": (lambda: H, HD),
     "ggn": (lambda: G, GD),
@@ -52,7 +53,7 @@ CASES: dict[str, tuple[Callable[[], cl.Operator], Tensor]] = {
     "multiple": (lambda: -0.5 * H / 2, -0.25 * HD),
     "numbers of numpy and torch": (lambda: np.float64(2) * H * torch.tensor(0.5), HD),
     "with a tensor": (lambda: H + IDENTITY, HD + IDENTITY),
-    "from a tensor": (lambda: IDENTITY.numpy() - H, IDENTITY - HD),
+    "from a tensor": (lambda: ARRAY - H, IDENTITY - HD),
     "with scipy's": (lambda: H + sla.aslinearoperator(FD.numpy()), HD + FD),
     "with a stranger's": (lambda: H + Foreign(), HD + 2 * IDENTITY),
     "block": (lambda: H[A, B], HD[SA, SB]),
