@@ -65,7 +65,9 @@ class Watch(TorchFunctionMode):
             scores = scores.masked_fill(~allowed, -math.inf)
         if attn_mask is not None:
             scores = (
-                scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask.float()
+                scores.masked_fill(~attn_mask, -math.inf)
+                if attn_mask.dtype == torch.bool
+                else scores + attn_mask.float()
             )
         weights = scores.softmax(-1)
         v = value.detach().float()

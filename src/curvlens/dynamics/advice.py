@@ -93,9 +93,9 @@ def optimiser(content: Content) -> Iterator[Sentence]:
         return
     ratio, bound = float(found["ratio"]), float(found.get("residual") or 0.0)
     tone: Literal["", "good", "warn", "bad"] = "bad" if ratio - bound > 1 else "warn" if ratio + bound > 0.8 else "good"
-    beyond = "It is beyond the edge: the top direction grows." if ratio - bound > 1 else ""
+    beyond = " It is beyond the edge: the top direction grows." if ratio - bound > 1 else ""
     yield Sentence(
-        f"{found.get('rule', 'The optimiser')} is at {percent(ratio, bound)} of its edge of stability. {beyond}".strip(),
+        f"{found.get('rule', 'The optimiser')} is at {percent(ratio, bound)} of its edge of stability.{beyond}",
         "stability",
         tone,
     )
@@ -117,7 +117,8 @@ def negative_curvature(content: Content) -> Iterator[Sentence]:
     mass = f"; about {percent(share['value'])} of Σ|λ| is negative" if share is not None else ""
     size = abs(bottom["value"]) / abs(top["value"]) if top["value"] else math.inf
     yield Sentence(
-        f"There is negative curvature: λ_min is {with_bound(bottom)}, {percent(size)} of λ_max in size{mass}.", "spectrum"
+        f"There is negative curvature: λ_min is {with_bound(bottom)}, {percent(size)} of λ_max in size{mass}.",
+        "spectrum",
     )
 
 
@@ -143,8 +144,8 @@ def functional_part(content: Content) -> Iterator[Sentence]:
     if "top" in h and "top" in g:
         ratio = g["top"]["value"] / h["top"]["value"] if h["top"]["value"] else math.inf
         yield Sentence(
-            f"The largest eigenvalue of the Gauss–Newton matrix is {short(g['top']['value'])}, {percent(ratio)} of that "
-            "of H.",
+            f"The largest eigenvalue of the Gauss–Newton matrix is {short(g['top']['value'])}, {percent(ratio)} of "
+            "that of H.",
             "spectrum",
         )
 
@@ -197,8 +198,8 @@ def noise_scale(content: Content) -> Iterator[Sentence]:
         if error > 0.5 * found["value"]:
             return
         yield Sentence(
-            f"The gradient noise scale is {short(found['value'])} ± {short(error, 2)} samples: much smaller batches are "
-            "mostly noise, much larger ones mostly repeat.",
+            f"The gradient noise scale is {short(found['value'])} ± {short(error, 2)} samples: much smaller batches "
+            "are mostly noise, much larger ones mostly repeat.",
             "noise",
         )
 
@@ -209,7 +210,9 @@ def not_told(content: Content) -> Iterator[Sentence]:
     missing = len(blocks) - len(cells.get("H", {}).get("trace", {}))
     left = content.get("left", ())
     if missing:
-        yield Sentence(f"Not told in this budget: the traces of {missing} of {len(blocks)} blocks of H.", "cost", "warn")
+        yield Sentence(
+            f"Not told in this budget: the traces of {missing} of {len(blocks)} blocks of H.", "cost", "warn"
+        )
     elif left:
         longest = max(left, key=lambda each: each["seconds"])
         yield Sentence(
@@ -270,4 +273,10 @@ def _joined(names: list[str]) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+    return (
+        f"{seconds / 3600:.1f} h"
+        if seconds > 5400
+        else f"{seconds / 60:.0f} min"
+        if seconds > 90
+        else f"{seconds:.0f} s"
+    )
