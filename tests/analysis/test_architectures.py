@@ -13,6 +13,8 @@ import transformers
 
 import curvlens as cl
 
+models: Any = transformers
+SIZES = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
 Made = tuple[torch.nn.Module, Any, Any]
 
 
@@ -26,7 +28,7 @@ def gpt2() -> Made:
         "bos_token_id": 0,
         "eos_token_id": 0,
     }
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)), {"input_ids": ids()}, cl.losses.CausalLM()
+    return models.GPT2LMHeadModel(models.GPT2Config(**sizes)), {"input_ids": ids()}, cl.losses.CausalLM()
 
 
 def llama() -> Made:
@@ -37,7 +39,7 @@ def llama() -> Made:
         "num_attention_heads": 2,
     }
     more: dict[str, Any] = {"num_key_value_heads": 1, "vocab_size": 23, "max_position_embeddings": 16}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **more))
+    model = models.LlamaForCausalLM(models.LlamaConfig(**SIZES, **more))
     return model, {"input_ids": ids()}, cl.losses.CausalLM()
 
 
@@ -48,7 +50,7 @@ def bert() -> Made:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
     }
-    model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=23, max_position_embeddings=16))
+    model = models.BertForMaskedLM(models.BertConfig(**SIZES, vocab_size=23))
     labels = ids().where(torch.arange(10) % 3 == 0, -100)
     return model, {"input_ids": ids(), "labels": labels}, cl.losses.MaskedLM()
 
@@ -60,8 +62,8 @@ def vit() -> Made:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
     }
-    config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4, num_channels=1, num_labels=3)
-    model = transformers.ViTForImageClassification(config)
+    config = models.ViTConfig(**SIZES, image_size=8, patch_size=4, num_channels=1, num_labels=3)
+    model = models.ViTForImageClassification(config)
     images = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double()
     return model, {"pixel_values": images, "labels": torch.tensor([0, 1, 2, 0])}, cl.losses.CrossEntropy()
 
@@ -75,8 +77,8 @@ def t5() -> Made:
         "num_decoder_layers": 1,
         "num_heads": 2,
     }
-    config = transformers.T5Config(**sizes, vocab_size=23, decoder_start_token_id=0, pad_token_id=0)
-    return transformers.T5ForConditionalGeneration(config), {"input_ids": ids(), "labels": ids(1)}, cl.losses.CausalLM()
+    config = models.T5Config(**sizes, vocab_size=23, decoder_start_token_id=0, pad_token_id=0)
+    return models.T5ForConditionalGeneration(config), {"input_ids": ids(), "labels": ids(1)}, cl.losses.CausalLM()
 
 
 def ids(seed: int = 0) -> torch.Tensor:

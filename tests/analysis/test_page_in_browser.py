@@ -236,8 +236,9 @@ def test_the_theme_changes_page_and_charts(opened: Any) -> None:
 
 
 def test_a_dark_page_prints_light_with_all_folds_open(opened: Any) -> None:
-    seen = opened(color_scheme="dark").drawn()
-    seen.tab.emulate_media(media="print", color_scheme="light")
+    seen = opened(place="#;theme=dark", color_scheme="dark").drawn()
+    assert seen.colour("body") == "rgb(21, 23, 27)"
+    seen.tab.emulate_media(media="print")
     assert seen.colour("body") == "rgb(255, 255, 255)"
     assert seen.colour("[data-chart] text[fill='#3b4252']", "fill") == "rgb(59, 66, 82)"
     assert not seen.tab.locator("#contents").is_visible()
