@@ -32,36 +32,18 @@ def gpt2() -> Made:
 
 
 def llama() -> Made:
-    sizes: dict[str, Any] = {
-        "hidden_size": 8,
-        "intermediate_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
     more: dict[str, Any] = {"num_key_value_heads": 1, "vocab_size": 23, "max_position_embeddings": 16}
     model = models.LlamaForCausalLM(models.LlamaConfig(**SIZES, **more))
     return model, {"input_ids": ids()}, cl.losses.CausalLM()
 
 
 def bert() -> Made:
-    sizes: dict[str, Any] = {
-        "hidden_size": 8,
-        "intermediate_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
     model = models.BertForMaskedLM(models.BertConfig(**SIZES, vocab_size=23))
     labels = ids().where(torch.arange(10) % 3 == 0, -100)
     return model, {"input_ids": ids(), "labels": labels}, cl.losses.MaskedLM()
 
 
 def vit() -> Made:
-    sizes: dict[str, Any] = {
-        "hidden_size": 8,
-        "intermediate_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
     config = models.ViTConfig(**SIZES, image_size=8, patch_size=4, num_channels=1, num_labels=3)
     model = models.ViTForImageClassification(config)
     images = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double()

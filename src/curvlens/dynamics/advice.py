@@ -95,11 +95,7 @@ def optimiser(content: Content) -> Iterator[Sentence]:
     tone: Literal["", "good", "warn", "bad"] = "bad" if ratio - bound > 1 else "warn" if ratio + bound > 0.8 else "good"
     beyond = " It is beyond the edge: the top direction grows." if ratio - bound > 1 else ""
     yield Sentence(
-<<<<<<< HEAD
-        f"{found['rule']} is at {percent(ratio, bound)} of its edge of stability. {beyond}".strip(),
-=======
-        f"{found.get('rule', 'The optimiser')} is at {percent(ratio, bound)} of its edge of stability.{beyond}",
->>>>>>> h-page
+        f"{found['rule']} is at {percent(ratio, bound)} of its edge of stability.{beyond}",
         "stability",
         tone,
     )
