@@ -176,7 +176,9 @@ class _Run:
         self.seconds_before = sum(record.seconds for record in self.stored.values())
         clock = self.stored.get(Unit("clock", 1, {}).key)
         if clock is None:
-            clock = self._do(Unit("clock", 1, {}), store=not dry_run)
+            clock = self._measured(Unit("clock", 1, {}))
+            if not dry_run:
+                self._store(clock)
         self.per_gradient = max(float(clock.result["gradient"]), 1e-6)
         limit = math.inf
         if self.budget is not None:
@@ -220,11 +222,13 @@ class _Run:
                 return
             self._tell(step)
             try:
-                record = self._do(step.unit)
-            except CurvlensError as error:
-                self.failures.append({"kind": step.unit.kind, "stage": step.stage, "why": str(error)})
+                record = self._measured(step.unit)
+            except Exception as error:  # of this unit alone: the others may work
+                why = str(error) if isinstance(error, CurvlensError) else f"{type(error).__name__}: {error}"
+                self.failures.append({"kind": step.unit.kind, "stage": step.stage, "why": why})
                 self.known.skip(step.unit)
                 return
+            self._store(record)
         in_time = self.budget is not None and self.budget.seconds is not None
         cost = record.seconds / self.per_gradient if in_time else step.cost
         self.known.add(record, cost, step.cost)
@@ -248,15 +252,16 @@ class _Run:
         seconds, gradients = self.known.pace(step.unit.kind)
         return step.cost * (seconds / gradients if gradients else MARGIN * self.per_gradient)
 
-    def _do(self, unit: Unit, *, store: bool = True) -> Record:
+    def _measured(self, unit: Unit) -> Record:
         start = time.perf_counter()
         found = self.instrument.work()[unit.kind](unit.config)
         result, tensors = (found, {}) if isinstance(found, Mapping) else (found.result, found.tensors)
-        record = Record(unit.kind, unit.revision, unit.config, result, time.perf_counter() - start, tensors)
-        if store:
-            self.study.add(record)
+        return Record(unit.kind, unit.revision, unit.config, result, time.perf_counter() - start, tensors)
+
+    def _store(self, record: Record) -> None:
+        """Keep a record on disk. A full disk ends the analysis with an error: what is stored stays."""
+        self.study.add(record)
         self.stored[record.key] = record
-        return record
 
     def _vector(self, place: Sequence[Any]) -> Tensor:
         key, number = place

@@ -156,8 +156,9 @@ def directions(content: Content) -> Iterator[Sentence]:
     half = whole.get("directions_half")
     if half is not None and half["value"] >= 1:
         count = half["value"]
+        carry = "One direction" if count < 1.5 else f"About {short(count, 2)} directions"
         yield Sentence(
-            f"About {short(count, 2)} of {content['parameters']:,} directions carry half of ‖H‖².", "spectrum"
+            f"{carry} of {content['parameters']:,} {'carries' if count < 1.5 else 'carry'} half of ‖H‖².", "spectrum"
         )
     if vectors:
         mass = vectors[-1]["mass"]
