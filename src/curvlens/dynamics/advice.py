@@ -258,7 +258,7 @@ def percent(share: float, error: float = 0.0) -> str:
     """
     digits = 2 if abs(share) < 0.995 else 3
     said = f"{100 * share:.{digits}g}" if abs(100 * share) < 1e4 else short(100 * share)
-    return f"{said} ± {100 * error:.1g} %" if error > 5e-4 * abs(share) and error > 0 else f"{said} %"
+    return f"{said} ± {float(f'{100 * error:.1g}'):g} %" if error > 5e-4 * abs(share) and error > 0 else f"{said} %"
 
 
 def with_bound(number: Number) -> str:

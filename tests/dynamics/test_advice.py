@@ -1,0 +1,112 @@
+"""Sentences: each says its numbers, and none is written that the errors do not support."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from curvlens.dynamics.advice import percent, sentences, short
+
+
+def cell(value: float, stderr: float) -> dict[str, Any]:
+    return {"value": value, "stderr": stderr, "low": value - 2 * stderr, "high": value + 2 * stderr, "exact": False}
+
+
+def eigenvalue(value: float, bound: float = 0.0) -> dict[str, Any]:
+    return {"value": value, "bound": bound, "low": value - bound, "high": value + bound, "exact": False}
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    names = {"embed": None, "h.0.attn.q": "h.0", "h.0.mlp.up": "h.0", "h.1.attn.q": "h.1", "h.1.mlp.up": "h.1"}
+    traces = dict(
+        zip(names, (cell(60.0, 2.0), cell(10.0, 1.0), cell(20.0, 1.0), cell(4.0, 0.2), cell(6.0, 0.3)), strict=True)
+    )
+    means = {name: cell(each["value"] / 100, each["stderr"] / 100) for name, each in traces.items()}
+    found: dict[str, Any] = {
+        "parameters": 1000,
+        "blocks": [
+            {"name": name, "layer": layer, "role": name.removeprefix(f"{layer}."), "size": 100}
+            for name, layer in names.items()
+        ],
+        "point": {"loss": 1.0},
+        "sanity": {"shuffled_loss": 3.0},
+        "cells": {"G": {"trace": traces, "mean": means}, "H": {"trace": traces}},
+        "whole": {
+            "H": {"top": eigenvalue(20.0, 0.1), "bottom": eigenvalue(-2.0, 0.1), "trace": cell(90.0, 2.0)},
+            "G": {"trace": cell(100.0, 1.0)},
+        },
+        "eigenvectors": [],
+        "left": [],
+    }
+    return found | changes
+
+
+def said(**changes: Any) -> str:
+    return "\n".join(sentence.text for sentence in sentences(content(**changes)))
+
+
+def test_where_it_sits() -> None:
+    # 60 of 100; the error of the share is √((0.4·2)² + (0.6·√(1+1+.04+.09))²)/100 = 1.2 %
+    assert "embed holds 60 ± 1 % of the Gauss–Newton trace, of 3 layers and other blocks." in said()
+
+
+def test_not_where_a_block_is_missing() -> None:
+    some = {"G": {"trace": {"embed": cell(60.0, 2.0)}}}
+    assert "of the Gauss–Newton trace" not in said(cells=some)
+    assert "traces of 5 of 5 blocks of H" in said(cells=some)
+
+
+def test_sharpness() -> None:
+    assert "λ_max is 20 ± 0.1: plain gradient descent is stable below a learning rate of 0.0995" in said()
+    unsure = {"H": {"top": eigenvalue(0.1, 0.5)}}
+    assert "gradient descent" not in said(whole=unsure)
+
+
+def test_negative_curvature() -> None:
+    assert "λ_min is −2 ± 0.1, 10 % of λ_max in size" in said()
+    none = {"H": {"top": eigenvalue(20.0), "bottom": eigenvalue(-0.01, 0.1)}}
+    assert "No negative curvature was found" in said(whole=none)
+
+
+def test_the_functional_part() -> None:
+    assert "The trace of H is 10 ± 2 % below that of the Gauss–Newton matrix" in said()
+    near = {"H": {"trace": cell(99.0, 2.0)}, "G": {"trace": cell(100.0, 1.0)}}
+    assert "equals that of the Gauss–Newton matrix within 4.5 %" in said(whole=near)
+    unknown = {"H": {"trace": cell(99.0, 40.0)}, "G": {"trace": cell(100.0, 1.0)}}
+    assert "Gauss–Newton matrix" not in said(whole=unknown)
+
+
+def test_own_steps() -> None:
+    assert "differs by a factor of 1.9 between roles" in said()
+    steep = content()["cells"]["G"]
+    steep["mean"]["h.0.mlp.up"] = cell(7.0, 0.1)
+    assert "mlp.up has 50 times the mean curvature per parameter of attn.q" in said(cells={"G": steep})
+    steep["mean"]["h.0.mlp.up"] = cell(7.0, 5.0)  # an error of 70 %
+    assert "50 times" not in said(cells={"G": steep})
+
+
+@pytest.mark.parametrize(("shuffled", "warned"), [(3.0, False), (1.0, True), (0.9, True), (None, False)])
+def test_shuffled_input(shuffled: float | None, warned: bool) -> None:
+    found = sentences(content(sanity={"shuffled_loss": shuffled}))
+    assert any(sentence.tone == "bad" for sentence in found) == warned
+
+
+@pytest.mark.parametrize(("ratio", "tone"), [(0.3, "good"), (0.95, "warn"), (1.2, "bad")])
+def test_the_optimiser(ratio: float, tone: str) -> None:
+    found = [
+        s for s in sentences(content(stability={"rule": "AdamW", "ratio": ratio, "residual": 0.01})) if "edge" in s.text
+    ]
+    assert [sentence.tone for sentence in found] == [tone]
+    assert "AdamW is at" in found[0].text
+
+
+def test_noise() -> None:
+    assert "noise scale is 40 ± 4 samples" in said(noise={"scale": cell(40.0, 4.0)})
+    assert "noise scale" not in said(noise={"scale": cell(40.0, 30.0)})
+    assert "noise scale" not in said(noise={"scale": {"value": None, "stderr": None}})
+
+
+def test_numbers() -> None:
+    assert [short(x) for x in (137.46, 20512.0, 3e-5, 0.0, 1.0)] == ["137", "2.05e4", "3e-5", "0", "1"]
+    assert [percent(0.712, 0.041), percent(0.0042), percent(1.34, 0.2)] == ["71 ± 4 %", "0.42 %", "134 ± 20 %"]
