@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ class Inverse(Operator):
             raise CurvlensError(
                 f"inverse() has no option {unknown.pop()!r}; its options are damping, {', '.join(sorted(taken))}."
             )
-        if not isinstance(damping, (int, float)) or not math.isfinite(damping):
+        if not isinstance(damping, (int, float, np.integer, np.floating, Tensor)) or not math.isfinite(damping):
             raise CurvlensError(f"damping={damping!r:.40}, expected a finite number, as damping=1e-3.")
         if inner.rows != inner.columns:
             raise CurvlensError(f"{inner!r} has no inverse: its rows and columns are different parameters.")
