@@ -9,9 +9,11 @@ import json
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
@@ -24,7 +26,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from curvlens import files
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, CurvlensWarning
 from curvlens.memory import available_bytes
 from curvlens.results import format_one
 from curvlens.results.status import Status
@@ -63,9 +65,9 @@ class Result:
         """Write ``path.json``, and tensors with an axis into a safetensors file that it names. Return the JSON path.
 
         An existing result is replaced as a whole: until the new JSON file is complete, the old result can be read. A
-        file that is not a saved result raises an error.
+        file that is not a saved result stays. The result then goes to a free name beside it, with a warning.
         """
-        text = claim(path)
+        text = _free(path)
         tensors: dict[str, Tensor] = {}
         document: dict[str, Any] = {"format": FORMAT, "kind": type(self).__name__, "curvlens": version("curvlens")}
         document["fields"] = {name: _split(value, tensors) for name, value in self._fields().items()}
@@ -193,6 +195,20 @@ def claim(path: str | os.PathLike[str]) -> Path:
             if not _is_unsealed(text):
                 raise
     return text
+
+
+def _free(path: str | os.PathLike[str]) -> Path:
+    """The file that ``save(path)`` writes, or a free name beside it: hours of work are not lost over a name."""
+    try:
+        return claim(path)
+    except CurvlensError as error:
+        text = _json_file(path)
+        if not text.is_file():
+            raise
+        names = (text.with_name(f"{text.stem}-{number}.json") for number in count(2))
+        free = next(name for name in names if not name.exists())
+        warnings.warn(f"{error} The result is saved as {free.name!r}.", CurvlensWarning, stacklevel=3)
+        return free
 
 
 def _is_unsealed(text: Path) -> bool:
