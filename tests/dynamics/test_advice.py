@@ -101,6 +101,12 @@ def test_the_optimiser(ratio: float, tone: str) -> None:
     assert "AdamW is at" in found[0].text
 
 
+def test_far_beyond_the_edge() -> None:
+    assert "Adam is at 2700 times its edge of stability" in said(
+        stability={"rule": "Adam", "ratio": 2700.0, "residual": 1}
+    )
+
+
 def test_noise() -> None:
     assert "noise scale is 40 ± 4 samples" in said(noise={"scale": cell(40.0, 4.0)})
     assert "noise scale" not in said(noise={"scale": cell(40.0, 30.0)})

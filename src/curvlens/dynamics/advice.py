@@ -93,9 +93,10 @@ def optimiser(content: Content) -> Iterator[Sentence]:
         return
     ratio, bound = float(found["ratio"]), float(found.get("residual") or 0.0)
     tone: Literal["", "good", "warn", "bad"] = "bad" if ratio - bound > 1 else "warn" if ratio + bound > 0.8 else "good"
+    amount = f"{percent(ratio, bound)} of" if ratio < 5 else f"{short(ratio)} times"
     beyond = " It is beyond the edge: the top direction grows." if ratio - bound > 1 else ""
     yield Sentence(
-        f"{found['rule']} is at {percent(ratio, bound)} of its edge of stability.{beyond}",
+        f"{found['rule']} is at {amount} its edge of stability.{beyond}",
         "stability",
         tone,
     )
