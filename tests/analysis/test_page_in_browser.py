@@ -38,7 +38,9 @@ def browser() -> Iterator[Any]:
         missing(f"No browser found among {', '.join(BROWSERS)}.")
     with playwright.sync_playwright() as running:
         # --no-sandbox: Chromium refuses to start as root without it, and the page is our own.
-        started = running.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        quiet = ("background-networking", "component-update", "sync", "gpu", "dev-shm-usage")
+        flags = ["--no-sandbox", "--no-first-run", *(f"--disable-{each}" for each in quiet)]
+        started = running.chromium.launch(executable_path=path, args=flags)
         yield started
         started.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +58,6 @@ class _Imagined(Known):
 
     def __init__(self, of: Outline) -> None:
         super().__init__(of.blocks)
-        self._turn: Iterator[str] = iter(())
         self._seen: dict[str, int] = {}
 
     def next_block(self, *, once: bool, close: float, least: float) -> str | None:

@@ -132,7 +132,7 @@ def _block_sizes(of: Outline, known: Known, *, share: float, once: bool = False)
         number = known.rounds(name)
         if number >= MOST_ROUNDS:
             return
-        some = min(SAMPLES << min(number, 4), of.blocks[name])
+        some = max(min(SAMPLES << min(number, 4), of.blocks[name]), 2)
         config = {"operator": "H", "block": name, "samples": some, "seed": _seed(of, number)}
         yield Step("blocks", unit("block", **config), some * BLOCK)
 
