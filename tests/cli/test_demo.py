@@ -55,9 +55,9 @@ def test_a_budget_that_is_too_small(tmp_path: Path) -> None:
 
 def test_the_folder_of_another_model(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert invoke("demo", "--out", str(run), "--budget", "60 gradients")[0] == 0
+    assert invoke("demo", "--out", str(run), "--budget", "45 gradients")[0] == 0
     before = {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()}
-    code, said = invoke("demo", "--out", str(run), "--budget", "60 gradients", "--seed", "1")
+    code, said = invoke("demo", "--out", str(run), "--budget", "45 gradients", "--seed", "1")
     assert code == 1
     assert "belongs to another study" in said
     assert {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()} == before

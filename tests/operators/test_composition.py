@@ -117,7 +117,7 @@ def test_by_block_and_budget(H: cl.Operator, dense: Tensor) -> None:
     assert "gradients spent" in cl.trace(scaled, by="block", budget="100 gradients").note
 
 
-@pytest.mark.parametrize("psd", [True, False])
+@pytest.mark.parametrize("psd", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_inverse(psd: bool, problem: cl.Problem, H: cl.Operator, dense: Tensor) -> None:
     A, M = (cl.ggn(problem), cl.ggn(problem).dense()) if psd else (H, dense)
     damping = 0.5 if psd else 3.0

@@ -13,6 +13,7 @@ import curvlens as cl
 import small
 from curvlens.calculus import attention
 from curvlens.linalg.compression import Compression
+from curvlens.linalg.remembered import Remembered
 from curvlens.operators import activation_hessian, as_operator, closed_form, module_part
 from curvlens.testing import check_operator
 
@@ -59,6 +60,7 @@ CASES: dict[str, Make] = {
     "Composed": lambda p: cl.ggn(p) @ cl.hessian(p),
     "Composed, a congruence": lambda p: weights(cl.ggn(p)) @ cl.ggn(p) @ weights(cl.ggn(p)),
     "Compression": compressed,
+    "Remembered": lambda p: Remembered(cl.ggn(p), 4),
     "Inverse": lambda p: cl.ggn(p).inverse(damping=1.0, rtol=1e-15),
 }
 """By the name of the class."""

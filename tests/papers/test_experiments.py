@@ -219,7 +219,7 @@ def test_the_command_measures_draws_and_judges(tmp_path: Path) -> None:
     assert page.count(">not measured<") == sum(not claim.open for claim in CLAIMS) - 4
     assert page.count(">undecided<") == 2  # of the four claims two seeds decide two, at least in part
     assert page.count("This cannot be told with 2 seeds") == 2
-    assert page.count("Undecided: ") == 1
+    assert page.count("Undecided: σ = ") == 1
     text = (pages / "verdicts.md").read_text()
     assert "figures/fig1.svg" in text
     assert (pages / "figures" / "fig4.png").stat().st_size > 5_000
