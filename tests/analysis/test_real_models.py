@@ -19,7 +19,7 @@ def close_cells(content: dict[str, Any], letter: str) -> float:
     cells = content["cells"][letter]["trace"]
     largest = max(abs(cell["value"]) for cell in cells.values())
     close = [cell["stderr"] < 0.25 * max(abs(cell["value"]), 0.01 * largest) for cell in cells.values()]
-    return sum(close) / len(content["blocks"])
+    return float(sum(close) / len(content["blocks"]))
 
 
 def test_reactions_in_ten_minutes(tmp_path: Path) -> None:
