@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import scipy.stats
 import torch
+from scipy import special
 from torch import Tensor
 from torch.linalg import vector_norm
 
@@ -157,7 +157,7 @@ class _Found:
     def close(self, rtol: float) -> None:
         """Close blocks that are accurate enough, and blocks that are only rounding compared with the others."""
         value, stderr, dof = _statistics(self.quantity, self._groups)
-        t = torch.from_numpy(scipy.stats.t.ppf((1 + LEVEL) / 2, dof.numpy()))
+        t = torch.from_numpy(special.stdtrit(dof.numpy(), (1 + LEVEL) / 2))
         factor = 2.0 if self.quantity == "square" else 1.0  # a square has twice the relative error of its root
         largest = max([float(value.max()), *(float(v) for v, *_ in self._closed.values())])
         # On the logarithm, the half-width of an interval is value · sinh(t stderr/value).

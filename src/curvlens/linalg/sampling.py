@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
-import scipy.stats
 import torch
+from scipy import special
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
@@ -223,7 +223,7 @@ class _Run:
         if self.quantity == "square":
             norm = root(Estimate(value, stderr, self.products.count, self.dof, fixed=self.parts.square))
             return float(norm.half_width(LEVEL)) <= rtol * float(norm)
-        t = float(scipy.stats.t.ppf((1 + LEVEL) / 2, self.dof))
+        t = float(special.stdtrit(self.dof, (1 + LEVEL) / 2))
         return float(stderr.norm()) * t <= rtol * float(value.norm())
 
 

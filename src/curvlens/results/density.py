@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import scipy.stats
 import torch
+from scipy import special
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
@@ -98,7 +98,7 @@ class Density(Result):
         if self.exact:
             return self.cdf(x), self.cdf(x)
         low, high = (F.mean(0) for F in self._brackets(x))
-        z = float(scipy.stats.norm.ppf((1 + level) / 2))
+        z = float(special.ndtri((1 + level) / 2))
         scale = math.sqrt(2 / ((self.n + 2) * self.probes))
         seen = 1 / (self.n * self.probes)
         low, high = (F + sign * z * scale * (F * (1 - F) + seen).sqrt() for F, sign in ((low, -1), (high, 1)))

@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 import numpy as np
-import scipy.stats
 import torch
+from scipy import special
 from torch import Tensor
 
 from curvlens.errors import CurvlensError, a_kind, printable
@@ -78,7 +78,7 @@ class Estimate(Result):
         check_level(level)
         if self.exact:
             return self.value, self.value
-        half = self.stderr * float(scipy.stats.t.ppf((1 + level) / 2, self.dof))
+        half = self.stderr * float(special.stdtrit(self.dof, (1 + level) / 2))
         size = self.value.abs()
         if not self.positive or not bool((size > 0).all()):
             return self.value - half, self.value + half
