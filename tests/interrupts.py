@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -89,14 +91,32 @@ def interrupted_within(action: Action, seconds: float, generator: random.Random)
             fired = True
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, generator.uniform(1e-5, seconds))
-        action()
-        running = False
-    except KeyboardInterrupt:
-        running = False
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with _without_test_tools():
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, generator.uniform(1e-5, seconds))
+            action()
+            running = False
+        except KeyboardInterrupt:
+            running = False
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
     return fired
+
+
+@contextmanager
+def _without_test_tools() -> Iterator[None]:
+    """Set aside what pytest and hypothesis run in the middle of other code, and what a user's process does not have.
+
+    These are Python code that an interrupt may hit: callbacks of the garbage collector, and pytest's hook for errors
+    that cannot be raised, which then fails the test.
+    """
+    callbacks, hook = list(gc.callbacks), sys.unraisablehook
+    gc.callbacks.clear()
+    sys.unraisablehook = sys.__unraisablehook__
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        gc.callbacks.extend(callbacks)
