@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-import curvlens.cli.analyze as analyze
 from curvlens import CurvlensError
 from curvlens.analysis import Now, instrument
 from curvlens.cli import app
 from curvlens.cli.adder import trained
+from curvlens.cli.analyze import _Told
 from curvlens.data import Addition
 
 
@@ -105,7 +106,7 @@ def test_messages_are_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise CurvlensError("Leave them out: params=[names that it moves] or [/x].")
 
     monkeypatch.setattr(instrument, "doctor", broken)
-    monkeypatch.setattr(analyze, "EVERY", 0.0)
+    monkeypatch.setattr(sys.modules[_Told.__module__], "EVERY", 0.0)
     code, said = invoke("demo", "--out", str(tmp_path / "[/run]"), "--budget", "60 gradients")
     assert code == 0, said
     assert "params=[names that it moves] or [/x]." in said
@@ -116,7 +117,7 @@ def test_names_in_brackets_in_the_progress() -> None:
     said = io.StringIO()
     for terminal in (False, True):
         console = Console(file=said, force_terminal=terminal, width=100)
-        told = analyze._Told(console)
+        told = _Told(console)
         told.start()
         told(Now("blocks", "h.[/0].[bold]", 0.5, 1.0, None))
         if told._bar is not None:
