@@ -170,3 +170,17 @@ def test_figures_of_hostile_names(tmp_path: Path) -> None:
     content = documents.document(block="<script>" + "x" * 10_000 + "\ud83d")
     spec = dict(figures.figures(content))["heat-G-trace"]
     assert len(json.dumps(spec)) < 100_000
+
+
+@pytest.mark.parametrize("value", [None, 1e300, float("inf")])
+def test_a_section_that_cannot_be_drawn_leaves_the_others(value: float | None) -> None:
+    content = documents.document()
+    for name in content["point"]["gradient_by_block"]:
+        content["point"]["gradient_by_block"][name] = 1e300  # their squares overflow
+    for each in content["spectrum"]["densities"]:
+        each["x"] = [value] * len(each["x"])
+    made = page(content)
+    assert made.count("cannot be drawn from its numbers") == (1 if value == 1e300 else 2)
+    for title in TITLES[5:6] + TITLES[7:]:
+        assert title in made
+    assert [name for name, _ in figures.figures(content)][:1] == ["heat-H-trace"]

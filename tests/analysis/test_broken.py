@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import curvlens as cl
-from curvlens.analysis import attention
+from curvlens.analysis import Now, attention
 from curvlens.study import Study
 from subjects import problem
 
@@ -55,3 +56,45 @@ def test_another_process_writes(tmp_path: Path) -> None:
         pytest.raises(cl.CurvlensError, match="writing"),
     ):
         cl.analyze(problem(), tmp_path / "run", "100 gradients", minimal=True)
+
+
+def test_decode_that_fails_loses_no_number(tmp_path: Path) -> None:
+    def broken(ids: Any) -> list[str]:
+        raise RuntimeError("no such token")
+
+    found = cl.analyze(problem(), tmp_path / "run", "250 gradients", decode=broken)
+    assert found.content["failed"] == [
+        {"kind": "texts", "stage": "panels", "why": "decode= raised RuntimeError: no such token"}
+    ]
+    assert "no such token" in found.page.read_text()
+
+
+def test_progress_that_fails_is_no_failure_of_a_unit(tmp_path: Path) -> None:
+    def broken(now: Now) -> None:
+        if now.inside is not None:
+            raise RuntimeError("no display")
+
+    with pytest.raises(RuntimeError, match="no display"):
+        cl.analyze(problem(), tmp_path / "run", "60 gradients", minimal=True, progress=broken)
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+    cl.analyze(problem(), tmp_path / "run", "60 gradients", minimal=True)
+    (tmp_path / "run" / "index.html").unlink()
+    (tmp_path / "run" / "index.html").mkdir()
+    with pytest.raises(cl.CurvlensError, match=r"page could not be written .* What was measured is stored"):
+        cl.analyze(problem(), tmp_path / "run", "60 gradients", minimal=True)
+
+
+def test_an_optimiser_without_a_known_edge_is_refused_at_once(tmp_path: Path) -> None:
+    asked = problem()
+    fresh = torch.optim.Adam(asked.model.parameters()).state_dict()
+    with pytest.raises(cl.CurvlensError, match="no second moments yet"):
+        cl.analyze(asked, tmp_path / "run", "60 gradients", optimizer=fresh)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", True, 1 << 70])
+def test_no_seed(tmp_path: Path, seed: Any) -> None:
+    with pytest.raises(cl.CurvlensError, match="expected a whole number from 0"):
+        cl.analyze(problem(), tmp_path / "run", "60 gradients", seed=seed)

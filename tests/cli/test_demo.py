@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pickle
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
+from curvlens import CurvlensError
+from curvlens.analysis import Now, instrument
 from curvlens.cli import app
 from curvlens.cli.adder import trained
+from curvlens.cli.analyze import _Told
 from curvlens.data import Addition
 
 
@@ -88,3 +97,51 @@ def test_a_file_that_is_no_optimiser(tmp_path: Path, content: bytes) -> None:
     )
     assert code == 1
     assert "torch.save(optimizer.state_dict()" in said
+
+
+def test_messages_are_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets in a message are printed: rich took those of ``params=[names]`` away, and raised at ``[/x]``."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise CurvlensError("Leave them out: params=[names that it moves] or [/x].")
+
+    monkeypatch.setattr(instrument, "doctor", broken)
+    monkeypatch.setattr(sys.modules[_Told.__module__], "EVERY", 0.0)
+    code, said = invoke("demo", "--out", str(tmp_path / "[/run]"), "--budget", "60 gradients")
+    assert code == 0, said
+    assert "params=[names that it moves] or [/x]." in said
+    assert "[/run]" in said
+
+
+def test_names_in_brackets_in_the_progress() -> None:
+    said = io.StringIO()
+    for terminal in (False, True):
+        console = Console(file=said, force_terminal=terminal, width=100)
+        told = _Told(console)
+        told.start()
+        told(Now("blocks", "h.[/0].[bold]", 0.5, 1.0, None))
+        if told._bar is not None:
+            told._bar.refresh()
+        told.stop()
+    assert said.getvalue().count("h.[/0].[bold]") >= 2
+
+
+def test_files_that_hold_no_optimiser(tmp_path: Path) -> None:
+    """A pipe would block for ever; a pickle that runs code is not loaded."""
+    pipe, pickled = tmp_path / "pipe", tmp_path / "evil.pt"
+    os.mkfifo(pipe)
+    pickled.write_bytes(pickle.dumps(Evil(), protocol=2))
+    for file, why in (
+        (pipe, "is no regular file"),
+        (pickled, "loading pickle runs code"),
+        (tmp_path / "no", "No such"),
+    ):
+        code, said = invoke("analyze", "demo", "--out", str(tmp_path / "run"), "--optimizer", str(file))
+        assert code == 1
+        assert why in said
+    assert not (tmp_path / "run").exists()
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, ("pwned",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -116,3 +117,16 @@ def test_noise() -> None:
 def test_numbers() -> None:
     assert [short(x) for x in (137.46, 20512.0, 3e-5, 0.0, 1.0)] == ["137", "2.05e4", "3e-5", "0", "1"]
     assert [percent(0.712, 0.041), percent(0.0042), percent(1.34, 0.2)] == ["71 ± 4 %", "0.42 %", "134 ± 20 %"]
+
+
+@pytest.mark.parametrize("value", [0.0, None, math.nan, math.inf, 1e300, 1e-320])
+def test_numbers_that_no_rule_can_compute_with(value: float | None) -> None:
+    """The trace of G is 0 where a softmax is saturated. One rule less, and no other is lost."""
+    broken = content()
+    broken["whole"]["G"]["trace"] = {**cell(1.0, 1.0), "value": value}
+    broken["cells"]["G"]["mean"]["embed"] = {**cell(1.0, 1.0), "value": value, "stderr": value}
+    said = " ".join(each.text for each in sentences(broken))
+    assert "sharpness" in said
+    assert "negative curvature" in said
+    assert "nan" not in said
+    assert "inf" not in said

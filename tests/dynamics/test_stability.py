@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -372,3 +373,26 @@ def test_wrong_states() -> None:
         cl.stability(problem, dynamics.Adam(second_moment=torch.ones(2)))
     with pytest.raises(cl.CurvlensError, match="Use eps=1e-8"):
         cl.stability(problem, dynamics.Adam(eps=0.0, second_moment=torch.zeros(5)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lr": math.nan}, {"lr": -1.0}, {"lr": "x"}, {"betas": (1.0, 1.0)}, {"betas": 0.9}, {"eps": math.inf}]
+)
+def test_settings_of_a_file_that_torch_would_refuse(wrong: dict[str, Any]) -> None:
+    model = torch.nn.Linear(2, 1, bias=False).double()
+    asked = cl.Problem(model, (torch.eye(2).double(), torch.zeros(2, 1).double()), cl.losses.MSE())
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2).double()).sum().backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    saved["param_groups"][0] |= wrong
+    with pytest.raises(cl.CurvlensError, match=f"Group 0 of the optimiser has {next(iter(wrong))}="):
+        cl.stability(asked, saved)
+
+
+@pytest.mark.parametrize("groups", [[1], [{"params": 0}], None])
+def test_groups_that_are_none(groups: Any) -> None:
+    model = torch.nn.Linear(2, 1, bias=False).double()
+    asked = cl.Problem(model, (torch.eye(2).double(), torch.zeros(2, 1).double()), cl.losses.MSE())
+    with pytest.raises(cl.CurvlensError, match="expected the state dict of an optimiser"):
+        cl.stability(asked, {"state": {}, "param_groups": groups})

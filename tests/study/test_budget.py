@@ -38,6 +38,8 @@ def test_gradients(text: str, amount: float) -> None:
         ("-3s", "is not a finite number above zero"),
         ("0m", "budget='0m' is not above zero"),
         ("nan s", "is not a finite number above zero"),
+        ("1e400m", "is not a finite number above zero"),
+        ("1e999 gradients", "is not a finite number above zero"),
         ("inf h", "is not a finite number above zero"),
         ("soon", "is not an amount with a unit"),
         ("", "is not an amount with a unit"),

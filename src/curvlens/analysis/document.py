@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from curvlens.analysis.estimates import enclosed, estimate, pooled, pooled_norm, shown, total
+from curvlens.analysis.estimates import cautious, enclosed, estimate, pooled, pooled_norm, shown, total
 from curvlens.analysis.instrument import DENSITY
 from curvlens.analysis.known import Known
 from curvlens.problem import Problem
@@ -99,16 +99,14 @@ def whole(known: Known) -> dict[str, dict[str, Any]]:
 
 
 def _whole_estimates(known: Known, letter: str) -> dict[str, Estimate]:
-    """Trace and norm of the whole, from its own probes; without these the trace from all blocks."""
+    """Trace and norm of the whole, from its own finest probes; without these the trace from all blocks."""
     found: dict[str, Estimate] = {}
     for quantity, pool in (("trace", pooled), ("norm", pooled_norm)):
-        own = [
-            estimate(record.result[quantity])
-            for record in known.of("whole", operator=letter)
-            if quantity in record.result
-        ]
+        own = [record for record in known.of("whole", operator=letter) if quantity in record.result]
         if own:
-            found[quantity] = pool(own)
+            most = max(record.config["samples"] for record in own)
+            finest = [record.result[quantity] for record in own if record.config["samples"] == most]
+            found[quantity] = pool([cautious(estimate(numbers)) for numbers in finest])
     traces = known.cells(letter, "trace")
     if "trace" not in found and len(traces) == len(known.blocks):
         # Blocks of G come from the same passes: their errors add up, at worst linearly. Those of H are independent.
@@ -124,6 +122,8 @@ def _from_density(density: Density) -> dict[str, Any]:
     """Negative share of the spectrum and the number of directions that carry half of ‖·‖²."""
     nodes, weights = density.nodes, density.weights
     squares = weights * nodes.square()
+    if not float(squares.sum()):
+        return {}  # of H = 0 no direction carries anything
     order = nodes.abs().argsort(descending=True)
     share = squares[order].cumsum(0) / squares.sum().clamp(min=1e-300)
     half = int((share < 0.5).sum()) + 1

@@ -66,7 +66,7 @@ def pooled_norm(rounds: Sequence[Estimate]) -> Estimate:
 
 
 def cautious(estimate: Estimate) -> Estimate:
-    """An estimate from few samples with fewer degrees of freedom.
+    """An estimate of H from few samples with fewer degrees of freedom.
 
     Half of 8 samples go into eigenvalues, four are left for the error. They are skewed where a large eigenvalue was
     missed: 95 % intervals with 3 degrees of freedom held 90 % of the traces of blocks of a trained GPT, with 2 they

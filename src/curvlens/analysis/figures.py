@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from curvlens import files
 from curvlens.analysis import charts, panels
 from curvlens.analysis.numbers import said
+from curvlens.dynamics.advice import BEYOND
 from curvlens.report.heat_map import QUANTITIES
 from curvlens.report.plots.frame import styled
 from curvlens.report.plots.heat import by_layer, mark
@@ -42,8 +44,9 @@ def figures(content: Document) -> Iterator[tuple[str, charts.Spec]]:
         for quantity in HEATS:
             if quantity in found:
                 yield f"heat-{letter}-{quantity}", heat(content, letter, quantity)
-    for name, spec in panels.specs(content):
-        yield name, _sized(spec)
+    with suppress(*BEYOND):  # the section of the page says why
+        for name, spec in panels.specs(content):
+            yield name, _sized(spec)
 
 
 def heat(content: Document, letter: str, quantity: str) -> charts.Spec:

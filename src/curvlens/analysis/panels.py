@@ -10,7 +10,7 @@ from typing import Any
 
 from curvlens.analysis import charts
 from curvlens.analysis.numbers import number, plain, said
-from curvlens.dynamics.advice import percent, short
+from curvlens.dynamics.advice import BEYOND, percent, short
 from curvlens.report.content import Column, Content, Fold, Mark, Number, Prose, Table, VegaChart, Words
 from curvlens.report.icicle import Icicle
 from curvlens.report.page import Section
@@ -33,9 +33,19 @@ WHOLE = {
 def panels(content: Document) -> list[Section]:
     """The sections, in the order of the page."""
     if content.get("minimal"):
-        return [_spectrum(content), _cost(content)]
+        return [_made(make, content) for make in (_spectrum, _cost)]
     makers = (_spectrum, _stability, _origin, _eigenvectors, _depth, _attention, _noise, _cost)
-    return [make(content) for make in makers]
+    return [_made(make, content) for make in makers]
+
+
+def _made(make: Callable[[Document], Section], content: Document) -> Section:
+    """A section. One whose numbers leave the range of floats says so, and the others are not lost."""
+    try:
+        return make(content)
+    except BEYOND as error:
+        name = make.__name__.removeprefix("_")
+        why = f"This section cannot be drawn from its numbers ({type(error).__name__}: {error}). See analysis.json."
+        return Section(name, name.capitalize(), why, [])
 
 
 def specs(content: Document) -> Iterator[tuple[str, charts.Spec]]:

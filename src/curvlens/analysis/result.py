@@ -78,11 +78,17 @@ class Analysis:
         Figures and the charts of the page need ``pip install 'curvlens[report]'``; without it they are left out.
         """
         folder = Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write(folder / "analysis.json", json.dumps(self.content, indent=1, default=str), fix="")
-        files.write(folder / "cells.csv", _csv(self.table()))
-        files.write(folder / "index.html", page(self.content))
-        figures.write(self.content, folder / "figures")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            files.write(folder / "analysis.json", json.dumps(self.content, indent=1, default=str), fix="")
+            files.write(folder / "cells.csv", _csv(self.table()))
+            files.write(folder / "index.html", page(self.content))
+            figures.write(self.content, folder / "figures")
+        except OSError as error:
+            raise CurvlensError(
+                f"The page could not be written to {str(folder)!r}: {error.strerror}. What was measured is stored: "
+                "make room, and run the same again."
+            ) from error
 
 
 def load_analysis(folder: str | Path) -> Analysis:

@@ -23,6 +23,7 @@ from curvlens.analysis.plan import Plan, planned
 from curvlens.analysis.result import Analysis
 from curvlens.analysis.schedule import Step, schedule
 from curvlens.dynamics.advice import sentences
+from curvlens.dynamics.stability import require_edges
 from curvlens.errors import CurvlensError, a_kind
 from curvlens.memory import parse_bytes
 from curvlens.problem import Problem
@@ -31,6 +32,8 @@ from curvlens.study.budget import readable_time
 
 FIRST = ("clock", "start")
 """Kinds that are done whatever the budget is: without them nothing can be planned."""
+MOST_SEED = 1 << 40
+"""Seeds of units are a million times as large, and are stored in 64 bits."""
 MARGIN = 1.3
 """Seconds of a unit may be so many times what is expected, until units of its kind were timed."""
 
@@ -93,8 +96,12 @@ def analyze(
     """
     if not isinstance(problem, Problem):
         raise CurvlensError(f"analyze takes a curvlens.Problem, got {a_kind(problem)}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < MOST_SEED:
+        raise CurvlensError(f"seed={seed!r}, expected a whole number from 0 to 2^40.")
     if memory is not None:
         problem = problem._with(problem._evaluation.within(parse_bytes(memory)))
+    if optimizer is not None:
+        require_edges(problem, optimizer)  # at once, and not after all else was measured
     run = _Run(problem, out, parse_budget(budget), optimizer, seed, minimal, progress)
     plan = run.prepare(dry_run=dry_run)
     if announce is not None:
@@ -125,7 +132,11 @@ def analyze(
     }
     content = document(problem, run.known, facts)
     if decode is not None and not private:
-        _with_texts(content, decode)
+        try:
+            _with_texts(content, decode)
+        except Exception as error:  # of the caller's function: what was measured is worth more
+            why = f"decode= raised {type(error).__name__}: {error}"
+            content["failed"].append({"kind": "texts", "stage": "panels", "why": why})
     if private:
         _without_texts(content)
     content["sentences"] = [dataclasses.asdict(each) for each in sentences(content)]
@@ -166,6 +177,7 @@ class _Run:
         self.begun = time.monotonic()
         self.seconds_before = 0.0
         self._now: Now | None = None
+        self._unheard: Exception | None = None
 
     # Before
 
@@ -224,6 +236,8 @@ class _Run:
             try:
                 record = self._measured(step.unit)
             except Exception as error:  # of this unit alone: the others may work
+                if error is self._unheard:
+                    raise
                 why = str(error) if isinstance(error, CurvlensError) else f"{type(error).__name__}: {error}"
                 self.failures.append({"kind": step.unit.kind, "stage": step.stage, "why": why})
                 self.known.skip(step.unit)
@@ -285,7 +299,12 @@ class _Run:
 
     def _inside(self, done: int, total: int | None) -> None:
         if self.progress is not None and self._now is not None:
-            self.progress(dataclasses.replace(self._now, inside=(done, total), elapsed=self._elapsed()))
+            now = dataclasses.replace(self._now, inside=(done, total), elapsed=self._elapsed())
+            try:
+                self.progress(now)
+            except Exception as error:
+                self._unheard = error  # the caller's error, not one of the unit
+                raise
 
     def left(self) -> list[dict[str, Any]]:
         """Stages of which something did not fit, with what it would take."""
@@ -312,8 +331,8 @@ class _Run:
 def _with_texts(content: dict[str, Any], decode: Callable[[Sequence[int]], Sequence[str]]) -> None:
     for vector in content["eigenvectors"]:
         for token in vector.get("tokens", {}).get("tokens", ()):
-            token["text"] = list(decode(token["before"])) if token["before"] else []
-            token["label_text"] = "".join(decode([token["label"]])) if token["label"] >= 0 else ""
+            token["text"] = [str(text) for text in decode(token["before"])] if token["before"] else []
+            token["label_text"] = "".join(map(str, decode([token["label"]]))) if token["label"] >= 0 else ""
 
 
 def _without_texts(content: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from curvlens.analysis import Analysis, Now, Plan, analyze
 from curvlens.cli.defaults import Options
@@ -24,6 +26,7 @@ from curvlens.report.terminal import tables
 from curvlens.report.terminal.analysis import summary
 from curvlens.study.budget import readable_time
 
+SAVE = "Save it by torch.save(optimizer.state_dict(), 'optimizer.pt')."
 EVERY = 15.0
 """Seconds between two lines of progress where the output is no terminal."""
 
@@ -85,10 +88,9 @@ def _show(analysis: Analysis, console: Console) -> None:
     if ended == "interrupted":
         console.print("\nInterrupted. The same command goes on where it was.", style="yellow")
     for failure in analysis.content["failed"]:
-        console.print(
-            f"not measured: {printable(failure['kind'])}: {printable(failure['why'])}", style="yellow", highlight=False
-        )
-    console.print(f"\npage: {printable(str(analysis.page))}", highlight=False)
+        said = f"not measured: {printable(failure['kind'])}: {printable(failure['why'])}"
+        console.print(Text(said, style="yellow"))
+    console.print(Text(f"\npage: {printable(str(analysis.page))}"))
 
 
 def _show_plan(plan: Plan, console: Console) -> None:
@@ -110,7 +112,7 @@ class _Told:
         columns = (
             TextColumn("{task.fields[stage]:<10}"),
             BarColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
         )
         self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
@@ -134,7 +136,7 @@ class _Told:
             self._bar.update(self._task, completed=now.spent, description=text, stage=now.stage)
         elif time.monotonic() - self._last >= EVERY:
             self._last = time.monotonic()
-            self._console.print(f"{100 * now.spent:3.0f} %  {now.stage}: {text}", highlight=False, soft_wrap=True)
+            self._console.print(Text(f"{100 * now.spent:3.0f} %  {now.stage}: {text}"), soft_wrap=True)
 
 
 @contextmanager
@@ -149,22 +151,32 @@ def _told(console: Console) -> Iterator[_Told]:
 
 def _state(file: Path) -> Mapping[str, Any]:
     """The state of an optimiser; nothing in the file is run."""
+    if file.exists() and not file.is_file():
+        raise CurvlensError(f"--optimizer {str(file)!r} is no regular file. {SAVE}")  # a pipe would block for ever
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of pickle, zip, or the system
         raise CurvlensError(
-            f"{str(file)!r} could not be read as the state of an optimiser: {type(error).__name__}. Save it by "
-            "torch.save(optimizer.state_dict(), 'optimizer.pt')."
+            f"{str(file)!r} could not be read as the state of an optimiser: {_why(error)}. {SAVE}"
         ) from error
     if isinstance(found, Mapping) and "param_groups" not in found:
         inner = [found[name] for name in ("optimizer", "optimizer_state_dict") if name in found]
         found = inner[0] if inner else found
     if not isinstance(found, Mapping) or "param_groups" not in found or "state" not in found:
         raise CurvlensError(
-            f"{str(file)!r} holds no state of an optimiser: it has no 'param_groups' and 'state'. Save it by "
-            "torch.save(optimizer.state_dict(), 'optimizer.pt')."
+            f"{str(file)!r} holds no state of an optimiser: it has no 'param_groups' and 'state'. {SAVE}"
         )
     return found
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    if isinstance(error, pickle.UnpicklingError):
+        return (
+            "it is no file of tensors and numbers alone, and nothing else is loaded, because loading pickle runs code"
+        )
+    return type(error).__name__
 
 
 def _command(wanted: Wanted) -> str:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+BEYOND = (ArithmeticError, TypeError, ValueError)
+"""What Python raises for a number that is None, NaN, infinite or too large."""
 Content = Mapping[str, Any]
 Number = Mapping[str, Any]
 """A number of an analysis: value, and stderr or bound, and the ends of its interval."""
@@ -26,8 +29,16 @@ class Sentence:
 
 
 def sentences(content: Content) -> list[Sentence]:
-    """All sentences that the numbers of an analysis support."""
-    return [sentence for rule in RULES for sentence in rule(content)]
+    """All sentences that the numbers of an analysis support.
+
+    A number may be missing, not finite, or at the end of the range of floats: a rule that cannot compute with it says
+    nothing, and the others are not lost.
+    """
+    found: list[Sentence] = []
+    for rule in RULES:
+        with suppress(*BEYOND):
+            found.extend(rule(content))
+    return found
 
 
 def shuffled_input(content: Content) -> Iterator[Sentence]:
@@ -131,7 +142,9 @@ def functional_part(content: Content) -> Iterator[Sentence]:
         difference = h["trace"]["value"] - g["trace"]["value"]
         error = math.hypot(h["trace"]["stderr"], g["trace"]["stderr"])
         size = abs(g["trace"]["value"])
-        if abs(difference) > 2 * error:
+        if not size or not math.isfinite(difference / size):
+            pass  # of a saturated model: a share of nothing is no number
+        elif abs(difference) > 2 * error:
             sign = "below" if difference < 0 else "above"
             yield Sentence(
                 f"The trace of H is {percent(abs(difference) / size, error / size)} {sign} that of the Gauss–Newton "
@@ -142,8 +155,8 @@ def functional_part(content: Content) -> Iterator[Sentence]:
             yield Sentence(
                 f"The trace of H equals that of the Gauss–Newton matrix within {percent(2 * error / size)}.", "origin"
             )
-    if "top" in h and "top" in g:
-        ratio = g["top"]["value"] / h["top"]["value"] if h["top"]["value"] else math.inf
+    if "top" in h and "top" in g and h["top"]["value"] > 0:
+        ratio = g["top"]["value"] / h["top"]["value"]
         yield Sentence(
             f"The largest eigenvalue of the Gauss–Newton matrix is {short(g['top']['value'])}, {percent(ratio)} of "
             "that of H.",
@@ -161,7 +174,7 @@ def directions(content: Content) -> Iterator[Sentence]:
         yield Sentence(
             f"{carry} of {content['parameters']:,} {'carries' if count < 1.5 else 'carry'} half of ‖H‖².", "spectrum"
         )
-    if vectors:
+    if vectors and vectors[-1].get("value") != 0.0:
         mass = vectors[-1]["mass"]
         name = max(mass, key=mass.__getitem__)
         yield Sentence(f"{percent(mass[name])} of the top eigenvector lives in {name}.", "eigenvectors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,7 +121,8 @@ def _of_optimizer(problem: Problem, optimizer: Any) -> list[Group]:
 
 def _of_state_dict(problem: Problem, saved: Mapping[str, Any], order: Sequence[str] | None) -> list[Group]:
     raw = saved.get("param_groups")
-    if not isinstance(raw, list) or "state" not in saved or not all("params" in group for group in raw):
+    whole = isinstance(raw, list) and isinstance(saved.get("state"), Mapping)
+    if not whole or not all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in raw):
         raise CurvlensError(
             f"The dict has the entries {listing(map(str, saved))}, expected the state dict of an optimiser, with "
             "'state' and 'param_groups'. Give torch.load('optimizer.pt', weights_only=True)."
@@ -187,6 +189,7 @@ def _check(problem: Problem, group: Group) -> None:
     """That the state is there, whole and finite."""
     if group.options.get("maximize"):
         raise CurvlensError("The optimiser has maximize=True and climbs. Stability is known for descent only.")
+    _check_options(group)
     moment = MOMENTS.get(group.kind)
     missing = [name for name in group.names if moment is not None and moment not in group.state.get(name, {})]
     if missing:
@@ -212,3 +215,20 @@ def _check(problem: Problem, group: Group) -> None:
                     f"{bad} of {value.numel()} numbers in {key} of {name!r} are NaN or infinite. The optimiser has "
                     "diverged: load a checkpoint from before."
                 )
+
+
+def _check_options(group: Group) -> None:
+    """That the settings are those that torch allows: a file may hold others."""
+    for name in ("lr", "eps", "weight_decay", "momentum", "dampening", "alpha", "lr_decay"):
+        value = group.options.get(name, 0.0)
+        if not _number(value) or (value < 0 and name != "dampening"):
+            raise CurvlensError(f"Group {group.index} of the optimiser has {name}={value!r}, expected a number from 0.")
+    betas = group.options.get("betas", (0.0, 0.0))
+    if not isinstance(betas, tuple) or len(betas) != 2 or not all(_number(beta) and 0 <= beta < 1 for beta in betas):
+        raise CurvlensError(
+            f"Group {group.index} of the optimiser has betas={betas!r}, expected two numbers from 0 to below 1."
+        )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

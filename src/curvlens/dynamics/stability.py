@@ -103,6 +103,12 @@ def stability(
     )
 
 
+def require_edges(problem: Problem, optimizer: Any) -> None:
+    """Raise for an optimiser whose edge cannot be computed, before anything is."""
+    for group in read(problem, optimizer, None):
+        edges(group)
+
+
 def _preconditioned(problem: Problem, found: dict[str, Edge], scale: Tensor) -> Operator:
     """P̃^-½ (H + γ) P̃^-½."""
     D = diagonal(scale.to(problem.dtype))

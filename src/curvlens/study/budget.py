@@ -26,8 +26,8 @@ class Budget:
         given = [amount for amount in (self.seconds, self.gradients) if amount is not None]
         if len(given) != 1:
             raise CurvlensError("A budget is a time or a cost. Give one: Budget(seconds=60) or Budget(gradients=200).")
-        if not given[0] > 0:
-            raise _error(given[0], "is not above zero")
+        if not 0 < given[0] < math.inf:
+            raise _error(given[0], "is not a finite number above zero" if given[0] > 0 else "is not above zero")
 
     def __str__(self) -> str:
         return self.text or (f"{self.seconds:g}s" if self.seconds is not None else f"{self.gradients:g} gradients")
@@ -51,8 +51,8 @@ def parse_budget(budget: str | float | Budget | None) -> Budget | None:
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise _error(budget, _why(text))
-    if not float(match[1]) > 0:
-        raise _error(budget, "is not above zero")
+    if not 0 < float(match[1]) * 3600 < math.inf:
+        raise _error(budget, "is not a finite number above zero" if float(match[1]) else "is not above zero")
     if match[2].startswith("gradient"):
         return Budget(gradients=float(match[1]), text=text)
     return Budget(seconds=float(match[1]) * _SECONDS[match[2]], text=text)

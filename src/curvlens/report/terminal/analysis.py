@@ -35,7 +35,7 @@ def heat_map(content: Mapping[str, Any]) -> Iterator[Text]:
         return
     layers, roles = ([*dict.fromkeys(block[key] for block in inside)] for key in ("layer", "role"))
     values = {(block["role"], block["layer"]): traces[block["name"]]["value"] for block in inside}
-    sizes = [abs(value) for value in values.values() if value]
+    sizes = [abs(value) for value in values.values() if value and math.isfinite(value)]
     low, high = min(sizes, default=1.0), max(sizes, default=1.0)
     yield Text(f"\n trace of {letter}, layers 0 to {len(layers) - 1} from left to right", style="dim")
     width = max(len(printable(role)) for role in roles)
@@ -56,7 +56,7 @@ def _pairs(roles: Sequence[str]) -> list[tuple[str, str | None]]:
 
 
 def _colour(value: float | None, low: float, high: float) -> str | None:
-    if not value:
+    if not value or not math.isfinite(value):
         return None
     place = math.log(max(abs(value), low) / low) / (math.log(high / low) or 1.0)
     return STEPS[min(int(place * len(STEPS)), len(STEPS) - 1)]

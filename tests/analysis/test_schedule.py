@@ -1,0 +1,39 @@
+"""The order of an analysis: no unit twice, and no record that counts for two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import curvlens as cl
+from curvlens.analysis import subject
+from curvlens.analysis.known import Known
+from curvlens.analysis.schedule import SAMPLES, schedule
+from curvlens.study import Study
+from subjects import problem
+
+
+def test_no_unit_twice() -> None:
+    asked = problem()
+    of = subject.outline(asked, has_ggn=True, optimizer=None, seed=0, budget=1e9, minimal=False)
+    count = Counter(step.unit.key for step in schedule(of, Known(of.blocks)))
+    assert len(count) > 20
+    assert max(count.values()) == 1
+
+
+def test_samples_of_the_finer_traces_are_counted_once(tmp_path: Path) -> None:
+    """A round that counted for two independent ones gave 95 % intervals that held 80 % of the traces."""
+    content = cl.analyze(problem(), tmp_path / "run", "300 gradients").content
+    rounds = Study(tmp_path / "run").records("ggn").values()
+    samples = sum(record.config["samples"] for record in rounds)
+    assert {cell["samples"] for cell in content["cells"]["G"]["trace"].values()} == {samples}
+
+
+def test_few_samples_of_the_whole(tmp_path: Path) -> None:
+    """Six samples with the degrees of freedom that they seem to have held the trace of H in 82 of 100 intervals."""
+    content = cl.analyze(problem(), tmp_path / "run", "200 gradients").content
+    (record,) = Study(tmp_path / "run").records("whole").values()
+    assert record.config["samples"] == SAMPLES
+    trace = content["whole"]["H"]["trace"]
+    half = (trace["high"] - trace["low"]) / 2
+    assert half / trace["stderr"] > 4.3  # Student's t with 2 degrees of freedom, not with 3
