@@ -120,9 +120,10 @@ def _of_optimizer(problem: Problem, optimizer: Any) -> list[Group]:
 
 
 def _of_state_dict(problem: Problem, saved: Mapping[str, Any], order: Sequence[str] | None) -> list[Group]:
-    raw = saved.get("param_groups")
-    whole = isinstance(raw, list) and isinstance(saved.get("state"), Mapping)
-    if not whole or not all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in raw):
+    given = saved.get("param_groups")
+    raw = [each for each in given if isinstance(each, Mapping)] if isinstance(given, list) else []
+    whole = isinstance(given, list) and len(raw) == len(given) and isinstance(saved.get("state"), Mapping)
+    if not whole or not all(isinstance(group.get("params"), list) for group in raw):
         raise CurvlensError(
             f"The dict has the entries {listing(map(str, saved))}, expected the state dict of an optimiser, with "
             "'state' and 'param_groups'. Give torch.load('optimizer.pt', weights_only=True)."
