@@ -56,7 +56,20 @@ def document(problem: Problem, known: Known, about: Mapping[str, Any]) -> dict[s
         }
         for record in known.of("depth")
     }
-    found["spread"] = [_plain_estimates(record.result) for record in known.of("spread")]
+    found["spread"] = _spread(known)
+    return found
+
+
+def _spread(known: Known) -> list[dict[str, Any]]:
+    """Loss, gradient norm, tr G, λ_max and tr H on parts of the data."""
+    found = []
+    for record in known.of("spread"):
+        part = _plain_estimates(record.result)
+        sharp = known.last("sharp-part", part=record.config["part"], of=record.config["of"])
+        if sharp is not None:
+            part["sharpness"] = enclosed(sharp.result["top"], sharp.result["residual"])
+            part["trace_H"] = shown(estimate(sharp.result["trace"]))
+        found.append(part)
     return found
 
 

@@ -14,7 +14,7 @@ from curvlens.study import Record
 
 SHARES = (0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 """Parts of the spectrum whose condition number may be given; the largest that the errors support is."""
-SPREAD = 4.0
+SPREAD = 6.0
 """A condition number is given if the ends of its interval are within this factor."""
 WIDTH = 1e-5
 """Of the largest |λ|: eigenvalues this close count as equal."""

@@ -57,7 +57,19 @@ class Instrument:
         """The function for each kind of unit."""
         kinds = (
             *("clock", "start", "sanity", "doctor", "ggn", "ggn-heads", "whole", "block", "eigs", "ends", "density"),
-            *("profile", "depth", "line", "tokens", "attention", "stability", "adam", "descent", "noise", "spread", "sharp-part"),
+            *(
+                "profile",
+                "depth",
+                "line",
+                "tokens",
+                "attention",
+                "stability",
+                "adam",
+                "descent",
+                "noise",
+                "spread",
+                "sharp-part",
+            ),
         )
         return {kind: getattr(self, f"measure_{kind.replace('-', '_')}") for kind in kinds}
 

@@ -25,9 +25,7 @@ def begun(problem: Problem, groups: list[Group]) -> tuple[list[Group], str]:
     filled = []
     for group in groups:
         state = {
-            name: _first(group, squares[name], group.state.get(name, {}))
-            for name in group.names
-            if _waits(group, name)
+            name: _first(group, squares[name], group.state.get(name, {})) for name in group.names if _waits(group, name)
         }
         filled.append(replace(group, state={**group.state, **state}))
     everywhere = len(waiting) == sum(len(group.names) for group in groups)
