@@ -30,7 +30,8 @@ def truth() -> Truth:
 
 def spectrum(letter: str) -> Tensor:
     """All eigenvalues, the largest first."""
-    return torch.linalg.eigvalsh(truth().hessian if letter == "H" else truth().ggn).flip(0)
+    values: Tensor = torch.linalg.eigvalsh(truth().hessian if letter == "H" else truth().ggn).flip(0)
+    return values
 
 
 def rises(direction: Tensor, low: float, high: float) -> bool:

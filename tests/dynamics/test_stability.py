@@ -288,7 +288,7 @@ def test_before_the_first_step(name: str) -> None:
 def test_one_parameter_before_its_first_step() -> None:
     problem = quadratic()
     optimizer = stepped(problem, torch.optim.Adam(problem.model.parameters()))
-    del optimizer.state[problem.model.b]
+    del optimizer.state[problem.model.get_parameter("b")]
     with pytest.raises(cl.CurvlensError, match="no second moment of 'b'"):
         cl.stability(problem, optimizer)
     assert "second moments of 'b' taken as g²" in cl.stability(problem, optimizer, fresh=True).note

@@ -378,4 +378,4 @@ def _said_at(base: Any) -> list[Any]:
 def _share(cell: Cell) -> str:
     """A share of the edge: in percent, and from ten times on as a factor."""
     bound = cell.get("bound") or 0.0
-    return percent(cell["value"], bound) if cell["value"] < 10 else f"{short(cell['value'])} times the edge"
+    return percent(cell["value"], bound) if cell["value"] < 10 else f"{short(cell['value'])} times"

@@ -197,9 +197,9 @@ def _sharper(of: Outline, known: Known) -> Iterator[Step]:
         yield Step("sharp", unit("whole", operator="F", samples=16, seed=_seed(of, 1)), 16 * PRODUCT)
     yield Step("sharp", unit("whole", operator="H", samples=16, seed=_seed(of, 1)), 16 * PRODUCT)
     if not of.minimal:
-        for config in _parts(of):
-            config |= {"tol": 2e-2, "most": 14}
-            yield Step("sharp", unit("sharp-part", **config), (8 + 14) * PRODUCT / config["of"])
+        for part in _parts(of):
+            step = unit("sharp-part", **part, tol=2e-2, most=14)
+            yield Step("sharp", step, (8 + 14) * PRODUCT / part["of"])
         yield Step("sharp", unit("profile", samples=16, seed=of.seed), 96.0)
         for path in of.layers.values():
             yield _depth(of, path)
