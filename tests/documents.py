@@ -23,7 +23,16 @@ def density(operator: str, role: str = "") -> dict[str, Any]:
     x = [*(-size for size in reversed(sizes)), 0.0, *sizes]
     share = [0.0 if x[i + 1] <= 0 and operator == "G" else 1 / (i + 3) ** 2 for i in range(len(x) - 1)]
     band = {"low": [each / 2 for each in share], "high": [min(1, 2 * each) for each in share]}
-    about = {"operator": operator, "role": role, "block": "", "atoms": [], "probes": 2, "n": 1000, "error": 0.01}
+    about = {
+        "operator": operator,
+        "role": role,
+        "block": "",
+        "atoms": [],
+        "marked": [],
+        "probes": 2,
+        "n": 1000,
+        "error": 0.01,
+    }
     return {**about, "x": x, "share": share, **band}
 
 
@@ -57,6 +66,8 @@ def document(n_layer: int = 2, name: str = "GPT", block: str = "embed", token: s
     ]  # fmt: skip
     call = {name: [0.2, 0.4] for name in ("entropy", "evenness", "sink", "largest", "m1", "m2", "m3")}
     trace = {"trace": estimate(0.2)}
+    sharp = {"sharpness": eigenvalue(11.0), "trace_H": estimate(70.0, 0.05)}
+    step = {"critical": 3.4, "sharpness": 2.0, "climbs": False, "certain": True, "searched": 6.8, "fall": 0.1}
     return {
         "schema": 1, "name": name, "model": name, "parameters": 6192, "dtype": "float64", "device": "cpu",
         "loss_name": "CausalLM()", "family": "reference GPT", "budget": "60s", "seed": 0, "minimal": False,
@@ -80,11 +91,19 @@ def document(n_layer: int = 2, name: str = "GPT", block: str = "embed", token: s
         },
         "heads": {"h.0.attn.q.0": estimate(0.3), "h.0.attn.q.1": estimate(0.2)},
         "whole": {
-            "H": {"trace": estimate(80.0), "norm": estimate(40.0), "top": eigenvalue(12.5), "bottom": eigenvalue(-0.5)},
+            "H": {
+                "trace": estimate(80.0), "norm": estimate(40.0), "top": eigenvalue(12.5), "bottom": eigenvalue(-0.5),
+                "gap": eigenvalue(8.25),
+                "condition": {"value": 40.0, "low": 30.0, "high": 60.0, "share": 0.02, "directions": 20},
+            },
             "G": {"trace": estimate(100.0), "top": eigenvalue(12.0), "negative_share": {"value": 0.0}},
         },
         "spectrum": {
-            "densities": [density("H"), density("G"), density("H", "attn.q"), density("H", "mlp.up")],
+            "densities": [
+                density("H"),
+                density("G") | {"marked": [{"at": 0.0, "value": 0.83, "stderr": 0.01, "exact": False}]},
+                density("H", "attn.q"), density("H", "mlp.up"),
+            ],
             "eigenvalues": {
                 "H": [{**eigenvalue(value), "converged": True} for value in (-0.5, 12.5)],
                 "G": [{**eigenvalue(12.0), "converged": True}],
@@ -96,15 +115,19 @@ def document(n_layer: int = 2, name: str = "GPT", block: str = "embed", token: s
         },
         "stability": {
             "rule": "AdamW", "ratio": 0.19, "residual": 0.01, "convention": "λ_max(P⁻¹H) below 38/lr",
-            "groups": [{"lr": 1e-3}],
+            "groups": [{"lr": 1e-3}], "mass": {each: size / total for each, size in sizes.items()},
+            "preconditioned": eigenvalue(7220.0), "threshold": 38000.0, "headroom": 5.2,
+            "note": "second moments taken as g² at this point: the optimiser has none yet",
+            "step": {**step, "measured": eigenvalue(3.1, 0.1)},
         },
+        "descent": {**step, "critical": 0.1, "measured": eigenvalue(0.2, 0.01)},
         "attention": {"calls": [call] * min(n_layer, 40), "skipped": 0, "samples": 8},
         "noise": {
             "trace": estimate(11.0), "gradient": estimate(0.5), "scale": estimate(23.0, 0.6), "scales": by_block,
             "samples": 32, "unit": "sample", "note": "",
         },
         "depth": {f"h.{i}": {"H": trace, "G": trace} for i in range(n_layer)},
-        "spread": [{"loss": 1.7, "gradient_norm": 1.0, **trace}, {"loss": 1.8, "gradient_norm": 1.1, **trace}],
+        "spread": [{"loss": 1.7, "gradient_norm": 1.0, **trace, **sharp}, {"loss": 1.8, "gradient_norm": 1.1, **trace}],
         "sentences": [
             {"text": f"{block} holds 64 ± 1 % of the trace.", "panel": "heat", "tone": ""},
             {"text": "The largest eigenvalue is 12.5.", "panel": "spectrum", "tone": ""},

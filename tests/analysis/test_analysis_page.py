@@ -55,7 +55,7 @@ def test_a_page_has_all_sections_in_order_and_every_sentence_with_its_link() -> 
     assert "doctor: no errors, 1 note" in made
     assert "1 of 209 cells not measured in this budget" in made
     assert "sharpness λ_max 12.5" in made
-    assert len(data_of(made)["charts"]) == 14
+    assert len(data_of(made)["charts"]) == 15
 
 
 def test_the_top_of_a_minimal_page() -> None:
@@ -83,7 +83,7 @@ def test_what_was_not_measured_says_so() -> None:
         "sentences": [],
     }
     nothing |= {"spectrum": {"densities": [], "eigenvalues": {}}}
-    for name in ("point", "sanity", "stability", "attention", "noise", "heterogeneity", "doctor"):
+    for name in ("point", "sanity", "stability", "descent", "attention", "noise", "heterogeneity", "doctor"):
         del content[name]
     made = page(content | nothing)
     assert made.count("Not measured in this budget.") == 6
@@ -152,6 +152,63 @@ def test_optimisers_are_beside_their_edge() -> None:
     assert names[0] == "AdamW"
     assert "gradient descent, lr 0.001" in names
     assert "19 ± 1 %" in json.dumps(edge, ensure_ascii=False)
+
+
+def words_of(made: str) -> str:
+    """The text of a page without its tags."""
+    return re.sub(r"<[^>]+>", "", made)
+
+
+def test_the_step_that_comes_and_what_leaves_first() -> None:
+    made = words_of(page(documents.document()))
+    assert "The step that comes may be 3.1 ± 0.1 times as long before the loss rises again (line search)" in made
+    assert "the quadratic model says 3.4." in made
+    assert "Second moments taken as g² at this point: the optimiser has none yet." in made
+    assert "What leaves first with the optimiser" in made
+    content = documents.document()
+    content["stability"]["step"] |= {"climbs": True, "measured": None, "critical": 0.0}
+    assert "The step that comes climbs" in words_of(page(content))
+    content["stability"]["step"] |= {"climbs": False, "critical": None}
+    assert "does not rise again up to 6.8 steps; the quadratic model has no end" in words_of(page(content))
+    del content["stability"]["step"]
+    assert "The step that comes" not in words_of(page(content))
+
+
+def test_without_an_optimiser_adam_is_measured_at_this_point() -> None:
+    content = documents.document()
+    adam = content.pop("stability") | {"largest_rate": documents.eigenvalue(0.005, 1e-4)}
+    content["adam"] = {**adam, "rule": "Adam"}
+    made = page(content)
+    spec = next(each for each in data_of(made)["charts"] if "largest stable learning rate" in json.dumps(each))
+    shown = {record["name"]: record for record in spec["layer"][0]["data"]["values"]}
+    assert list(shown) == ["gradient descent", "momentum 0.9", "Nesterov 0.9", "Adam, v̂ = g²"]
+    assert shown["gradient descent"]["value"] == 2 / 12.5
+    assert shown["gradient descent"]["said"].endswith("(line search 0.2)")
+    assert shown["Adam, v̂ = g²"]["said"] == "0.005 ± 1e-4 (line search 0.0031)"
+    assert "Second moments taken as g² at this point" in words_of(made)
+    assert "--optimizer optimizer.pt" in words_of(made)
+
+
+def test_gap_condition_number_and_atoms() -> None:
+    made = page(documents.document())
+    assert "spectral gap λ₁ − λ₂" in words_of(made)
+    assert "condition number on the span of the 20 largest eigenvalues (2 % of all)" in words_of(made)
+    assert "40 (30 to 60)" in words_of(made)
+    assert "at least 83 ± 1 % of all eigenvalues are 0, to 1e-5 of the largest" in words_of(made)
+    densities = [each for each in data_of(made)["charts"] if "share of the atom" in json.dumps(each)]
+    assert len(densities) == 1
+
+
+def test_parts_of_the_data_stand_beside_all_of_it() -> None:
+    made = page(documents.document())
+    table = made[made.index('aria-label="spread"') :].split("</table>")[0]
+    rows = [words_of(row) for row in table.split("<tr>")]
+    assert "λ_max of H" in rows[1]
+    assert rows[2].startswith("part 1")
+    assert "11" in rows[2]
+    assert "70 ± 3.5" in rows[2]
+    assert rows[-1].startswith("all1.72")
+    assert "80 ± 8" in rows[-1]
 
 
 def test_figures_are_written_beside_the_page(tmp_path: Path) -> None:

@@ -108,6 +108,39 @@ def test_far_beyond_the_edge() -> None:
     )
 
 
+def along(measured: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
+    return {"measured": measured, "critical": 3.4, "climbs": False, "certain": True} | changes
+
+
+def test_the_step_that_comes() -> None:
+    def with_step(step: dict[str, Any]) -> str:
+        return said(stability={"rule": "AdamW", "ratio": 0.3, "residual": 0.01, "step": step})
+
+    found = with_step(along(eigenvalue(3.1, 0.1)))
+    assert "The step of AdamW that comes may be 3.1 ± 0.1 times as long before the loss rises again, by line" in found
+    assert "the quadratic model says 3.4" in found
+    assert "is too long: it may be 0.5" in with_step(along(eigenvalue(0.5, 0.01)))
+    assert "is too long" not in with_step(along(eigenvalue(0.99, 0.02)))
+    assert "climbs on this data" in with_step(along(None, climbs=True))
+    for nothing in (along(None), along(eigenvalue(3.1, 0.1), certain=False)):
+        assert "that comes" not in with_step(nothing)
+
+
+def test_along_the_gradient_without_an_optimiser() -> None:
+    found = said(descent=along(eigenvalue(0.2, 0.01), critical=None))
+    assert "Along the gradient the loss rises again at a learning rate of 0.2 ± 0.01" in found
+    assert "the quadratic model sees no end" in found
+
+
+def test_parts_of_the_data() -> None:
+    parts = [{"sharpness": eigenvalue(x, 0.1), "trace_H": cell(t, 5.0)} for x, t in ((10.0, 90.0), (30.0, 95.0))]
+    found = said(spread=parts)
+    assert "Between 2 parts of the data λ_max goes from 10 to 30: the choice of data matters more" in found
+    close = [{"sharpness": eigenvalue(x, 0.1)} for x in (20.0, 20.3)]
+    assert "parts of the data" not in said(spread=close)
+    assert "parts of the data" not in said(spread=[{"loss": 1.0}, {"loss": 9.0}])
+
+
 def test_noise() -> None:
     assert "noise scale is 40 ± 4 samples" in said(noise={"scale": cell(40.0, 4.0)})
     assert "noise scale" not in said(noise={"scale": cell(40.0, 30.0)})

@@ -258,6 +258,43 @@ def test_a_description_equals_the_optimizer() -> None:
     assert cl.stability(problem, dynamics.Adam(1e-3)).ratio == own.ratio
 
 
+FRESH: dict[str, tuple[Make, float]] = {
+    "Adam": (lambda m: torch.optim.Adam(m.parameters(), lr=0.1), 38.0),
+    "AdamW": (lambda m: torch.optim.AdamW(m.parameters(), lr=0.1, amsgrad=True, weight_decay=0.0), 38.0),
+    "RMSprop": (lambda m: torch.optim.RMSprop(m.parameters(), lr=0.1, centered=True), 2.0),
+    "Adagrad": (lambda m: torch.optim.Adagrad(m.parameters(), lr=0.1), 2.0),
+}
+
+
+@pytest.mark.parametrize("name", list(FRESH))
+def test_before_the_first_step(name: str) -> None:
+    """With g² in place of the second moments, against dense matrices; the step is torch's own first step."""
+    problem = quadratic()
+    make, factor = FRESH[name]
+    optimizer = make(problem.model)
+    result = cl.stability(problem, optimizer, fresh=True, update=True, tol=1e-9)
+    scale = problem.gradient().abs().clamp(min=1e-30).rsqrt()
+    H = cl.hessian(problem).dense()
+    sharpness = float(torch.linalg.eigvalsh(scale[:, None] * H * scale)[-1])
+    assert abs(result.ratio - 0.1 * sharpness / factor) < 1e-6 * result.ratio
+    assert result.note.startswith("second moments taken as g² at this point")
+    assert result.update is not None
+    before, slope = problem.theta, problem.gradient()
+    stepped(problem, optimizer, 1)
+    assert abs(result.update.slope - float(slope @ (before - problem.theta))) < 1e-9 * abs(result.update.slope)
+    # after that step the optimiser has moments of its own
+    assert "second moments" not in cl.stability(problem, optimizer, fresh=True).note
+
+
+def test_one_parameter_before_its_first_step() -> None:
+    problem = quadratic()
+    optimizer = stepped(problem, torch.optim.Adam(problem.model.parameters()))
+    del optimizer.state[problem.model.get_parameter("b")]
+    with pytest.raises(cl.CurvlensError, match="no second moment of 'b'"):
+        cl.stability(problem, optimizer)
+    assert "second moments of 'b' taken as g²" in cl.stability(problem, optimizer, fresh=True).note
+
+
 def test_a_part_of_the_parameters() -> None:
     model = small.gpt()
     whole = cl.Problem(model, small.tokens_and_labels(), cl.losses.CrossEntropy())

@@ -103,6 +103,7 @@ def density(
         y=alt.Y("low:Q", scale=scale, title="share of eigenvalues in a bin", axis=axis), y2="high:Q"
     )
     layers = [band, base.mark_line(interpolate="step-after", strokeWidth=1.6, color=colour).encode(y=y)]
+    layers += _atoms(alt, picture, x, scale, least)
     ticks = [
         {"x": value["value"], "λ": said(value), "home": name(home)}
         for value, home in zip(values, homes or [""] * len(values), strict=True)
@@ -120,6 +121,21 @@ def density(
         mark = text.mark_text(align=align, dx=dx, fontSize=10, color=INK, baseline="top", limit=220)
         layers.append(mark.encode(x=x, y=alt.value(down), text="label:N"))
     return _spec(alt.layer(*layers).properties(width="container", height=190), widest=1000)
+
+
+def _atoms(alt: Any, picture: Mapping[str, Any], x: Any, scale: Any, least: float) -> list[Any]:
+    """Circles at values that several eigenvalues share, with their share."""
+    atoms = [
+        {"x": atom["at"], "share": max(atom["value"], least), "atom": percent(atom["value"], atom["stderr"])}
+        for atom in picture.get("marked", ())
+    ]
+    if not atoms:
+        return []
+    y = alt.Y("share:Q", scale=scale, title="share of eigenvalues in a bin")
+    base = alt.Chart(data(atoms)).encode(x=x, y=y, tooltip=[alt.Tooltip("atom:N", title="share of the atom")])
+    colour = COLOURS[picture["operator"]]
+    circle = base.mark_point(size=60, filled=True, color=GAP, stroke=colour, strokeWidth=2, opacity=1)
+    return [circle, base.mark_text(align="left", dx=9, dy=9, fontSize=10, color=INK).encode(text="atom:N")]
 
 
 def roles(pictures: Sequence[Mapping[str, Any]]) -> Spec:
@@ -275,41 +291,91 @@ def grid(
     return _spec(chart.properties(width=_columns(xs, 22), height=20 * len(ys)), widest=130 + 22 * len(xs))
 
 
-def edge(records: Sequence[tuple[str, Cell]], title: str, *, line: bool) -> Spec:
-    """A bar for each optimiser: where it is, with its error, and the edge of stability at 1 if ``line``."""
+def edge(records: Sequence[tuple[str, Cell]], title: str) -> Spec:
+    """A bar for each optimiser: where it is, with its error, and the edge of stability at 1."""
     alt = altair()
     top = max((cell["value"] + (cell.get("bound") or 0.0) for _, cell in records), default=1.0)
-    end = min(max(1.3, top * 1.25), 3.0) if line else top * 1.35
+    end = min(max(1.3, top * 1.25), 3.0)
     shown = [
         {
             "name": name(rule), "value": min(cell["value"], end), "low": min(ends(cell)[0], end),
-            "high": min(ends(cell)[1], end), "at": min(cell["value"] + (cell.get("bound") or 0.0), end * 0.86),
-            "said": _share(cell) if line else said(cell),
+            "high": min(ends(cell)[1], end), "at": min(cell["value"] + (cell.get("bound") or 0.0), end * 0.7),
+            "said": _share(cell),
         }
         for rule, cell in records
     ]  # fmt: skip
-    y = alt.Y("name:N", sort=[each["name"] for each in shown], title=None, axis=alt.Axis(labelLimit=150, ticks=False))
-    axis = alt.Axis(tickCount=5, grid=False, **({"format": "%"} if line else {"labelExpr": _LABELS}))
+    axis = alt.Axis(tickCount=5, grid=False, format="%")
     x = alt.X("value:Q", title=title, scale=alt.Scale(domain=[0, end], nice=False), axis=axis)
-    base = alt.Chart(data(shown)).encode(y=y)
+    base = alt.Chart(data(shown)).encode(y=_optimisers(alt, shown))
+    at = alt.Chart(data([{"x": 1, "said": "edge"}])).encode(x="x:Q")
     layers = [
         base.mark_bar(color=BLUE, height={"band": 0.55}).encode(x=x),
         base.mark_rule(color=INK, size=2).encode(x="low:Q", x2="high:Q"),
+        at.mark_rule(color=ORANGE, strokeDash=[5, 3], size=2),
+        at.mark_text(color=ORANGE, align="left", dx=4, dy=-6, fontSize=10).encode(y=alt.value(0), text="said:N"),
+        *_said_at(base),
     ]
-    if line:
-        at = alt.Chart(data([{"x": 1, "said": "edge"}])).encode(x="x:Q")
-        layers.append(at.mark_rule(color=ORANGE, strokeDash=[5, 3], size=2))
-        layers.append(
-            at.mark_text(color=ORANGE, align="left", dx=4, dy=-6, fontSize=10).encode(y=alt.value(0), text="said:N")
-        )
-    halo = base.mark_text(align="left", dx=6, fontSize=11, color=GAP, stroke=GAP, strokeWidth=4).encode(
-        x="at:Q", text="said:N"
-    )
-    layers += [halo, base.mark_text(align="left", dx=6, fontSize=11, color=INK).encode(x="at:Q", text="said:N")]
     return _spec(alt.layer(*layers).properties(width="container", height=30 * len(shown)), widest=640)
+
+
+def rates(records: Sequence[tuple[str, Cell]], lines: Mapping[str, Cell]) -> Spec:
+    """A bar for each optimiser up to its largest stable learning rate, on a logarithm.
+
+    ``lines`` has, by optimiser, the rate at which the loss along its step rises again: an orange mark.
+    """
+    alt = altair()
+    known = [cell["value"] for cell in (*(cell for _, cell in records), *lines.values())]
+    start = min(known) / 4
+    end = max(known) * (max(known) / start) ** 0.9  # room for the words
+    shown = [
+        {
+            "name": name(rule), "start": start, "value": cell["value"], "low": max(ends(cell)[0], start),
+            "high": ends(cell)[1],
+            "said": said(cell) + (f" (line search {short(lines[rule]['value'])})" if rule in lines else ""),
+            "at": max(cell["value"] + (cell.get("bound") or 0.0), lines.get(rule, cell)["value"]),
+        }
+        for rule, cell in records
+    ]  # fmt: skip
+    marks = [
+        {"name": name(rule), "value": lines[rule]["value"], "line": said(lines[rule])}
+        for rule, _ in records
+        if rule in lines
+    ]
+    scale = alt.Scale(type="log", domain=[start, end], nice=False)
+    axis = alt.Axis(labelExpr=_LABELS, values=_between(start, end), grid=False)
+    x = alt.X("value:Q", title="largest stable learning rate", scale=scale, axis=axis)
+    y = _optimisers(alt, shown)
+    base = alt.Chart(data(shown)).encode(y=y)
+    layers = [
+        base.mark_bar(color=BLUE, height={"band": 0.55}).encode(x=x, x2="start:Q"),
+        base.mark_rule(color=INK, size=2).encode(x=alt.X("low:Q", scale=scale), x2="high:Q"),
+    ]
+    if marks:
+        tick = alt.Chart(data(marks)).mark_tick(color=ORANGE, thickness=3, size=20)
+        layers.append(tick.encode(x=x, y=y, tooltip=["name:N", alt.Tooltip("line:N", title="line search")]))
+    layers += _said_at(base)
+    return _spec(alt.layer(*layers).properties(width="container", height=30 * len(shown)), widest=640)
+
+
+def _between(start: float, end: float) -> list[float]:
+    """Powers of ten inside an axis."""
+    return [10.0**power for power in range(math.ceil(math.log10(start)), math.floor(math.log10(end)) + 1)]
+
+
+def _optimisers(alt: Any, shown: Sequence[Mapping[str, Any]]) -> Any:
+    """An axis of names, in their order."""
+    axis = alt.Axis(labelLimit=150, ticks=False)
+    return alt.Y("name:N", sort=[each["name"] for each in shown], title=None, axis=axis)
+
+
+def _said_at(base: Any) -> list[Any]:
+    """Numbers beside bars, readable on top of them."""
+    halo = base.mark_text(align="left", dx=6, fontSize=11, color=GAP, stroke=GAP, strokeWidth=4)
+    ink = base.mark_text(align="left", dx=6, fontSize=11, color=INK)
+    return [text.encode(x="at:Q", text="said:N") for text in (halo, ink)]
 
 
 def _share(cell: Cell) -> str:
     """A share of the edge: in percent, and from ten times on as a factor."""
     bound = cell.get("bound") or 0.0
-    return percent(cell["value"], bound) if cell["value"] < 10 else f"{short(cell['value'])} times the edge"
+    return percent(cell["value"], bound) if cell["value"] < 10 else f"{short(cell['value'])} times"

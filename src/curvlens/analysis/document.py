@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from curvlens.analysis.estimates import cautious, enclosed, estimate, pooled, pooled_norm, shown, total
+from curvlens.analysis.extremes import atoms, condition, gap
 from curvlens.analysis.instrument import DENSITY
 from curvlens.analysis.known import Known
+from curvlens.analysis.steps import optimisers
 from curvlens.problem import Problem
 from curvlens.results import Density, Estimate
 from curvlens.study import Record
@@ -37,10 +39,11 @@ def document(problem: Problem, known: Known, about: Mapping[str, Any]) -> dict[s
     found["spectrum"] = _spectrum(known)
     found["eigenvectors"] = _eigenvectors(known)
     found["heterogeneity"] = heterogeneity(known)
-    for kind in ("profile", "stability", "attention"):
+    for kind in ("profile", "attention"):
         record = known.last(kind)
         if record is not None:
             found[kind] = dict(record.result)
+    found |= optimisers(known)
     noise = known.last("noise")
     if noise is not None:
         numbers = {name: shown(estimate(noise.result[name])) for name in ("trace", "gradient", "scale")}
@@ -53,7 +56,20 @@ def document(problem: Problem, known: Known, about: Mapping[str, Any]) -> dict[s
         }
         for record in known.of("depth")
     }
-    found["spread"] = [_plain_estimates(record.result) for record in known.of("spread")]
+    found["spread"] = _spread(known)
+    return found
+
+
+def _spread(known: Known) -> list[dict[str, Any]]:
+    """Loss, gradient norm, tr G, λ_max and tr H on parts of the data."""
+    found = []
+    for record in known.of("spread"):
+        part = _plain_estimates(record.result)
+        sharp = known.last("sharp-part", part=record.config["part"], of=record.config["of"])
+        if sharp is not None:
+            part["sharpness"] = enclosed(sharp.result["top"], sharp.result["residual"])
+            part["trace_H"] = shown(estimate(sharp.result["trace"]))
+        found.append(part)
     return found
 
 
@@ -89,9 +105,15 @@ def whole(known: Known) -> dict[str, dict[str, Any]]:
             found[letter]["top"] = enclosed(values[-1], residuals[-1])
             if letter != "G":
                 found[letter]["bottom"] = enclosed(values[0], residuals[0])
+            between = gap(pairs)
+            if between is not None:
+                found[letter]["gap"] = between
         density = _density_of(known.last("density", operator=letter, role="", block=""))
         if density is not None:
             found[letter] |= _from_density(density)
+            on_part = condition(density, found[letter].get("top"))
+            if on_part is not None:
+                found[letter]["condition"] = on_part
         if "norm" in estimates and "top" in found[letter]:
             top = max(abs(found[letter][end]["value"]) for end in ("top", "bottom") if end in found[letter])
             found[letter]["stable_rank"] = _scaled_square(estimates["norm"], 1 / top**2) if top else None
@@ -146,7 +168,8 @@ def _spectrum(known: Known) -> dict[str, Any]:
         density = _density_of(record)
         assert density is not None
         picture = {"operator": letter, "role": role, "block": block, **curve(density)}
-        found["densities"].append(picture | {"probes": density.probes, "n": density.n, "error": density.error})
+        about = {"probes": density.probes, "n": density.n, "error": density.error, "marked": atoms(density)}
+        found["densities"].append(picture | about)
     for letter in "HG":
         pairs = known.last("eigs", operator=letter)
         if pairs is not None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from curvlens.analysis import attention, tokens
 from curvlens.analysis.estimates import row
 from curvlens.checkup import doctor
-from curvlens.dynamics import line, noise, stability
+from curvlens.dynamics import SGD, Adam, line, noise, stability
+from curvlens.dynamics.update import next_step
 from curvlens.errors import CurvlensError, CurvlensWarning
 from curvlens.linalg import density, eigs, frobenius, trace
 from curvlens.linalg.plan import Ends
@@ -56,7 +57,19 @@ class Instrument:
         """The function for each kind of unit."""
         kinds = (
             *("clock", "start", "sanity", "doctor", "ggn", "ggn-heads", "whole", "block", "eigs", "ends", "density"),
-            *("profile", "depth", "line", "tokens", "attention", "stability", "noise", "spread"),
+            *(
+                "profile",
+                "depth",
+                "line",
+                "tokens",
+                "attention",
+                "stability",
+                "adam",
+                "descent",
+                "noise",
+                "spread",
+                "sharp-part",
+            ),
         )
         return {kind: getattr(self, f"measure_{kind.replace('-', '_')}") for kind in kinds}
 
@@ -216,11 +229,26 @@ class Instrument:
         return tokens.moved(self.problem, self._vector(config), config["radius"], config["most"])
 
     def measure_stability(self, config: Config) -> Mapping[str, Any]:
-        """How far an optimiser is from its edge of stability."""
+        """How far an optimiser is from its edge of stability, and how far along its next step the loss still falls."""
+        return self._edge(self.optimizer, config)
+
+    def measure_adam(self, config: Config) -> Mapping[str, Any]:
+        """The same of Adam with g² for its second moments: what it has where the gradient has long been this one."""
+        return self._edge(Adam(config["lr"]), config)
+
+    def measure_descent(self, config: Config) -> Mapping[str, Any]:
+        """The loss along −gradient: multiples of the step are learning rates of gradient descent."""
+        return next_step(self.problem, SGD(1.0)).to_dict()
+
+    def _edge(self, optimizer: Any, config: Config) -> Mapping[str, Any]:
         found = stability(
-            self.problem, self.optimizer, tol=config["tol"], max_products=config["most"], progress=self.progress
-        )
-        return found.to_dict()
+            self.problem, optimizer, tol=config["tol"], max_products=config["most"], fresh=True, progress=self.progress
+        ).to_dict()
+        try:
+            found["update"] = next_step(self.problem, optimizer).to_dict()
+        except CurvlensError as error:  # at a stationary point there is an edge and no step
+            found["note"] = "; ".join(filter(None, (found["note"], f"no step: {error}")))
+        return found
 
     def measure_noise(self, config: Config) -> Mapping[str, Any]:
         """How much the gradient differs from sample to sample."""
@@ -236,6 +264,16 @@ class Instrument:
         if "G" in self.operators:
             found["trace"] = row(trace(ggn(part), config["samples"], seed=config["seed"]))  # type: ignore[assignment]
         return found
+
+    def measure_sharp_part(self, config: Config) -> Mapping[str, Any]:
+        """The largest eigenvalue and the trace of H on a part of the data."""
+        H = hessian(tokens.part_of(self.problem, config["part"], config["of"]))
+        top = eigs(
+            H, 1, tol=config["tol"], max_products=config["most"], seed=config["seed"], check_copies=False,
+            progress=self.progress,
+        )  # fmt: skip
+        pair = {"top": float(top.values[0]), "residual": float(top.residuals[0])}
+        return {**pair, "trace": row(trace(H, config["samples"], seed=config["seed"]))}
 
     # Pieces
 

@@ -19,6 +19,7 @@ class Known:
         self.blocks = dict(blocks)
         self.cost = 0.0
         self._full = False
+        self._skipped = set[str]()
         self._records: dict[str, list[Record]] = {}
         self._pace: dict[str, tuple[float, float]] = {}
 
@@ -37,6 +38,11 @@ class Known:
     def skip(self, unit: Unit) -> None:
         """Take note of a unit that does not fit or failed: if it is one of many small ones, none of them fits."""
         self._full = self._full or unit.kind == "block"
+        self._skipped.add(unit.kind)
+
+    def left_out(self, kind: str) -> bool:
+        """Whether a unit of a kind did not fit or failed."""
+        return kind in self._skipped
 
     def of(self, kind: str, **config: Any) -> list[Record]:
         """The records of a kind whose configuration has these entries, in the order in which they came."""

@@ -9,9 +9,12 @@ from functools import partial
 from typing import Any
 
 from curvlens.analysis import charts
+from curvlens.analysis.drawn import chart
+from curvlens.analysis.extremes import WIDTH
 from curvlens.analysis.numbers import number, plain, said
-from curvlens.dynamics.advice import BEYOND, percent, short
-from curvlens.report.content import Column, Content, Fold, Mark, Number, Prose, Table, VegaChart, Words
+from curvlens.analysis.stability_panel import bars, records, stability
+from curvlens.dynamics.advice import BEYOND, on_all_data, percent, short
+from curvlens.report.content import Column, Content, Fold, Mark, Number, Prose, Table, Words
 from curvlens.report.icicle import Icicle
 from curvlens.report.page import Section
 from curvlens.results import Profile
@@ -21,12 +24,11 @@ from curvlens.study.budget import readable_time
 Document = Mapping[str, Any]
 LARGEST = 12
 """Rows of a list of blocks or tokens."""
-EDGES = {"gradient descent": 2.0, "momentum 0.9": 3.8, "Nesterov 0.9": 2 * 1.9 / 2.8}
-"""η λ_max at the edge of stability."""
 WHOLE = {
     "trace": "trace", "norm": "Frobenius norm", "top": "λ_max", "bottom": "λ_min",
     "stable_rank": "stable rank ‖·‖²_F/‖·‖²₂", "effective_rank": "effective rank (Σ|λ|)²/Σλ²",
     "directions_half": "directions with half of ‖·‖²_F", "negative_share": "negative share of Σ|λ|",
+    "gap": "spectral gap λ₁ − λ₂",
 }  # fmt: skip
 
 
@@ -34,7 +36,7 @@ def panels(content: Document) -> list[Section]:
     """The sections, in the order of the page."""
     if content.get("minimal"):
         return [_made(make, content) for make in (_spectrum, _cost)]
-    makers = (_spectrum, _stability, _origin, _eigenvectors, _depth, _attention, _noise, _cost)
+    makers = (_spectrum, stability, _origin, _eigenvectors, _depth, _attention, _noise, _cost)
     return [_made(make, content) for make in makers]
 
 
@@ -56,24 +58,19 @@ def specs(content: Document) -> Iterator[tuple[str, charts.Spec]]:
         yield "spectrum", {"$schema": spectrum[0]["$schema"], "config": spectrum[0]["config"], "vconcat": plain}
     named: list[tuple[str, Sequence[Any], Callable[[Any], charts.Spec]]] = [
         ("roles", _role_densities(content), charts.roles),
-        ("stability", edge_records(content) or rate_records(content), lambda _: stability_bars(content)),
+        ("stability", records(content), lambda _: bars(content)),
         ("parts", _parts(content), charts.parts),
         ("lines", _lines(content), charts.lines),
         ("depth", _depth_records(content), lambda found: charts.curves(found, "|trace|")),
         ("norms", _norm_records(content), lambda found: charts.curves(found, "norm of a layer")),
     ]
-    for name, records, make in named:
-        if records:
-            yield name, make(records)
+    for name, found, make in named:
+        if found:
+            yield name, make(found)
     calls = content.get("attention", {}).get("calls", ())
     for name in ATTENTION:
         if attention_records(calls, name):
             yield f"attention-{name}", attention_grid(calls, name)
-
-
-def chart(label: str, make: Callable[[], charts.Spec]) -> list[Content]:
-    """A chart; none where the packages that draw it are not installed."""
-    return [VegaChart(make(), label)] if charts.available() else []
 
 
 def _spectrum(content: Document) -> Section:
@@ -85,6 +82,7 @@ def _spectrum(content: Document) -> Section:
         how = f"{each['probes']} probes, band: 95 % interval" if each["probes"] else "exact"
         body.append(Prose([Mark(title), f": {how}"]))
         body += chart(f"spectral density of {letter}", partial(_density, content, each))
+        body += _atoms(each)
     if whole:
         body.append(
             Prose("Ticks at the top are eigenvalues that were computed one by one. Bins are even on the axis.", "faint")
@@ -94,6 +92,7 @@ def _spectrum(content: Document) -> Section:
         for name, title in WHOLE.items()
         if any((numbers.get(name) or {}).get("value") is not None for numbers in content["whole"].values())
     ]
+    rows += _conditions(content)
     if rows:
         columns = [Column("of the whole"), *(Column(letter, numbers=True) for letter in content["whole"])]
         body.append(Table(columns, rows, "the whole", filtered=False))
@@ -108,6 +107,41 @@ def _spectrum(content: Document) -> Section:
     body += _heterogeneity(content.get("heterogeneity"))
     lead = "How the eigenvalues are spread, on a logarithmic axis mirrored at 0."
     return Section("spectrum", "Spectrum", lead, body or _none())
+
+
+def _conditions(content: Document) -> list[list[Words]]:
+    """A row for each subspace on which a condition number is known."""
+    found = {letter: numbers["condition"] for letter, numbers in content["whole"].items() if "condition" in numbers}
+    rows: list[list[Words]] = []
+    for count in dict.fromkeys(each["directions"] for each in found.values()):
+        cells: list[Words] = [
+            _between(found[letter]) if letter in found and found[letter]["directions"] == count else ""
+            for letter in content["whole"]
+        ]
+        share = next(each["share"] for each in found.values() if each["directions"] == count)
+        title = f"condition number on the span of the {count:,} largest eigenvalues ({percent(share)} of all)"
+        rows.append([title, *cells])
+    return rows
+
+
+def _between(cell: Document) -> Words:
+    """A number with the ends of its interval."""
+    return [
+        Number(short(cell["value"]), "", cell["value"]),
+        Mark(f" ({short(cell['low'], 2)} to {short(cell['high'], 2)})", "faint"),
+    ]
+
+
+def _atoms(picture: Document) -> list[Content]:
+    """What the marked atoms of a density are."""
+    said_of = [
+        f"{'' if atom['exact'] else 'at least '}{percent(atom['value'], atom['stderr'])} of all eigenvalues are "
+        f"{'0' if not atom['at'] else short(atom['at'])}"
+        for atom in picture.get("marked", ())
+    ]
+    if not said_of:
+        return []
+    return [Prose(f"Circles are atoms: {'; '.join(said_of)}, to {short(WIDTH)} of the largest.", "faint")]
 
 
 def _whole_densities(content: Document) -> list[Document]:
@@ -338,89 +372,43 @@ def _attention(content: Document) -> Section:
     return Section("attention", "Attention", lead, body or _none(), folded=True)
 
 
-def edge_records(content: Document) -> list[tuple[str, Document]]:
-    """Optimisers as shares of their edge: the one that was measured, and others at its learning rate."""
-    found, top = content.get("stability"), content["whole"].get("H", {}).get("top")
-    if not found or found.get("ratio") is None:
-        return []
-    records: list[tuple[str, Document]] = [
-        (str(found["rule"]), {"value": float(found["ratio"]), "bound": float(found.get("residual") or 0.0)})
-    ]
-    rates = {group.get("lr") for group in found.get("groups") or ()}
-    if len(rates) == 1 and top is not None and top["low"] > 0:
-        rate = rates.pop()
-        if rate:
-            records += [
-                (f"{rule}, lr {short(rate)}", {"value": rate * top["value"] / c, "bound": rate * top["bound"] / c})
-                for rule, c in EDGES.items()
-            ]
-    return records
-
-
-def rate_records(content: Document) -> list[tuple[str, Document]]:
-    """The largest stable learning rates."""
-    top = content["whole"].get("H", {}).get("top")
-    if top is None or top["low"] <= 0:
-        return []
-    value, bound = top["value"], top["bound"]
-    return [(rule, {"value": c / value, "bound": c * bound / value**2}) for rule, c in EDGES.items()]
-
-
-def stability_bars(content: Document) -> charts.Spec:
-    """A bar for each optimiser: its share of the edge, or its largest stable learning rate if no rate is known."""
-    edges = edge_records(content)
-    if edges:
-        return charts.edge(edges, "share of the edge of stability", line=True)
-    return charts.edge(rate_records(content), "largest stable learning rate", line=False)
-
-
-def _stability(content: Document) -> Section:
-    body, found = list[Content](), content.get("stability")
-    rates = rate_records(content)
-    if rates or edge_records(content):
-        body += chart("stability", lambda: stability_bars(content))
-    if found and found.get("convention"):
-        body.append(Prose(str(found["convention"]), "faint"))
-    if rates:
-        rows: list[list[Words]] = [[rule, plain(EDGES[rule]), number(cell)] for rule, cell in rates]
-        columns = [Column("optimiser"), Column("η λ_max at the edge", numbers=True)]
-        columns.append(Column("largest stable learning rate", numbers=True))
-        body.append(Table(columns, rows, "learning rates", filtered=False))
-    if not found:
-        words = (
-            "The edge of Adam depends on its second moments. To measure it, give the optimiser: "
-            "--optimizer optimizer.pt."
-        )
-        body.append(Prose(words, "faint"))
-    words = (
-        "All of this is local and quadratic. The lines along the eigenvectors show how far the quadratic model holds."
-    )
-    body.append(Prose(words, "faint"))
-    return Section("stability", "Stability", "The learning rates at which the sharpest direction begins to grow.", body)
-
-
 def _noise(content: Document) -> Section:
     body, found = list[Content](), content.get("noise")
     rows: list[list[Words]]
     if found:
         names = {"trace": "tr Σ", "gradient": "‖g‖², without noise", "scale": "noise scale tr Σ/‖g‖², in samples"}
-        rows = [[title, number(found[name])] for name, title in names.items()]
+        rows = [[title, number(found[name]) or "not known"] for name, title in names.items()]
         about = f"From {found['samples']} gradients, each of one {found['unit']}. {found['note']}"
         columns = [Column("quantity"), Column("value", numbers=True)]
         body += [Table(columns, rows, "noise", filtered=False), Prose(about, "faint")]
         rows = [[name, number(cell)] for name, cell in found["scales"].items() if cell["value"] is not None]
         columns = [Column("block"), Column("noise scale, in samples", numbers=True)]
         body.append(Fold("Noise scale of each block", [Table(columns, rows, "noise by block")], "noise-blocks"))
-    spread = content.get("spread", ())
-    if len(spread) > 1:
-        rows = [
-            [f"part {i + 1}", plain(each["loss"]), plain(each["gradient_norm"]), number(each.get("trace"))]
-            for i, each in enumerate(spread)
-        ]
-        columns = [Column("data"), *(Column(title, numbers=True) for title in ("loss", "gradient norm", "tr G"))]
-        words = "The same numbers on parts of the data: how much they depend on it."
-        body += [Prose(words), Table(columns, rows, "spread", filtered=False)]
+    body += _spread(content)
     return Section("noise", "Noise and data", "How much the numbers depend on the data.", body or _none(), folded=True)
+
+
+PARTS = {
+    "loss": "loss", "gradient_norm": "gradient norm", "trace": "tr G", "sharpness": "λ_max of H", "trace_H": "tr H",
+}  # fmt: skip
+
+
+def _spread(content: Document) -> list[Content]:
+    """The same numbers on parts of the data, and below them on all of it."""
+    spread = content.get("spread", ())
+    if len(spread) < 2:
+        return []
+    names = [name for name in PARTS if any(name in each for each in spread)]
+    whole = {name: cell for name, cell in on_all_data(content).items() if name in names}
+    titled = [*((f"part {i + 1}", each) for i, each in enumerate(spread)), ("all", whole)]
+    rows: list[list[Words]] = [[title, *(_cell(each.get(name)) for name in names)] for title, each in titled]
+    columns = [Column("data"), *(Column(PARTS[name], numbers=True) for name in names)]
+    words = f"The same numbers on {len(spread)} parts of the data: how much they depend on it."
+    return [Prose(words), Table(columns, rows, "spread", filtered=False)]
+
+
+def _cell(found: Any) -> Words:
+    return plain(found) if found is None or isinstance(found, (int, float)) else number(found)
 
 
 def _cost(content: Document) -> Section:

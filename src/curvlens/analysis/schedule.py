@@ -18,7 +18,10 @@ PRODUCT, GGN_PRODUCT, BACKWARD, FORWARD = 2.2, 1.5, 0.7, 0.4
 """Gradients of a product with H, with G, of a backward pass through a kept graph, and of a forward pass."""
 BLOCK = 0.8
 """Of a product with one block of H: autograd leaves out what other blocks need."""
-REVISION = 1
+STEP = 1 + PRODUCT + 18 * FORWARD
+"""The search along a step: its gradient, its curvature, and the loss at multiples of it."""
+REVISIONS = {"stability": 2}
+"""Of kinds whose results have changed; others have 1."""
 CLOSE = 0.25
 """An error below this part of max(|cell|, LEAST of the largest cell) is small enough."""
 LEAST = 0.01
@@ -52,7 +55,7 @@ STAGES = {
 
 def unit(kind: str, **config: Any) -> Unit:
     """A unit of an analysis."""
-    return Unit(kind, REVISION, config)
+    return Unit(kind, REVISIONS.get(kind, 1), config)
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,10 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
         if radius:
             yield Step("panels", unit("tokens", vector=vector, radius=radius, most=12), 2 * FORWARD)
     if of.has_optimizer:
-        yield Step("panels", unit("stability", tol=5e-2, most=24), 16 * PRODUCT)
+        yield Step("panels", unit("stability", tol=5e-2, most=24), 16 * PRODUCT + STEP)
+    if not of.has_optimizer or known.left_out("stability"):
+        yield Step("panels", unit("adam", lr=1e-3, tol=5e-2, most=24), 16 * PRODUCT + STEP)
+    yield Step("panels", unit("descent"), STEP)
     yield Step(
         "panels", unit("noise", samples=min(of.samples, 64), seed=of.seed), 1.0 + min(of.samples, 64) / of.samples
     )
@@ -166,10 +172,14 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
     for path in _some(list(of.layers.values()), 4):
         yield _depth(of, path)
     yield Step("panels", unit("attention"), 1.0)
+    for config in _parts(of):
+        yield Step("panels", unit("spread", **config), (1.5 + 8 * BACKWARD) / config["of"])
+
+
+def _parts(of: Outline) -> list[dict[str, Any]]:
+    """Up to four parts of the data; none of a single sample."""
     parts = min(of.samples, 4)
-    for part in range(parts if parts > 1 else 0):
-        config = {"part": part, "of": parts, "samples": 8, "seed": of.seed}
-        yield Step("panels", unit("spread", **config), (1.5 + 8 * BACKWARD) / parts)
+    return [{"part": part, "of": parts, "samples": 8, "seed": of.seed} for part in range(parts if parts > 1 else 0)]
 
 
 def _depth(of: Outline, path: str) -> Step:
@@ -199,6 +209,9 @@ def _sharper(of: Outline, known: Known) -> Iterator[Step]:
         yield Step("sharp", unit("whole", operator="F", samples=16, seed=_seed(of, 1)), 16 * PRODUCT)
     yield Step("sharp", unit("whole", operator="H", samples=16, seed=_seed(of, 1)), 16 * PRODUCT)
     if not of.minimal:
+        for part in _parts(of):
+            step = unit("sharp-part", **part, tol=2e-2, most=14)
+            yield Step("sharp", step, (8 + 14) * PRODUCT / part["of"])
         yield Step("sharp", unit("profile", samples=16, seed=of.seed), 96.0)
         for path in of.layers.values():
             yield _depth(of, path)

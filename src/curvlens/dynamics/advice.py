@@ -113,6 +113,37 @@ def optimiser(content: Content) -> Iterator[Sentence]:
     )
 
 
+def next_step(content: Content) -> Iterator[Sentence]:
+    """How much longer the step that comes may be; without an optimiser, that of gradient descent."""
+    given = content.get("stability")
+    found = given.get("step") if given else content.get("descent")
+    if not found or not found["certain"]:
+        return
+    if found["climbs"]:
+        rule = given["rule"] if given else "gradient descent"
+        yield Sentence(f"The step of {rule} that comes climbs on this data.", "stability", "warn")
+        return
+    measured, critical = found["measured"], found["critical"]
+    if measured is None:
+        return
+    model = "sees no end" if critical is None else f"says {short(critical)}"
+    if given:
+        short_of = measured["high"] < 1
+        yield Sentence(
+            f"The step of {given['rule']} that comes "
+            f"{'is too long: it may be' if short_of else 'may be'} {with_bound(measured)} times as long before the "
+            f"loss rises again, by line search; the quadratic model {model}.",
+            "stability",
+            "bad" if short_of else "",
+        )
+        return
+    yield Sentence(
+        f"Along the gradient the loss rises again at a learning rate of {with_bound(measured)}, by line search; the "
+        f"quadratic model {model}.",
+        "stability",
+    )
+
+
 def negative_curvature(content: Content) -> Iterator[Sentence]:
     """The smallest eigenvalue beside the largest."""
     whole = content.get("whole", {}).get("H", {})
@@ -219,6 +250,39 @@ def noise_scale(content: Content) -> Iterator[Sentence]:
         )
 
 
+def parts_of_the_data(content: Content) -> Iterator[Sentence]:
+    """Numbers that differ more between parts of the data than they are uncertain on all of it."""
+    parts, whole = content.get("spread", ()), on_all_data(content)
+    said = []
+    for name, title in (("sharpness", "λ_max"), ("trace_H", "tr H")):
+        cells = [part[name] for part in parts if name in part]
+        if len(cells) < 2 or name not in whole:
+            continue
+        least, most = min(cells, key=lambda cell: cell["value"]), max(cells, key=lambda cell: cell["value"])
+        error = whole[name].get("bound", 2 * (whole[name].get("stderr") or 0.0))
+        if most["low"] - least["high"] > 2 * error:  # the two intervals, and that of the whole
+            said.append(f"{title} goes from {short(least['value'])} to {short(most['value'])}")
+    if said:
+        yield Sentence(
+            f"Between {len(parts)} parts of the data {' and '.join(said)}: the choice of data matters more than the "
+            "error of the measurement.",
+            "noise",
+        )
+
+
+def on_all_data(content: Content) -> dict[str, Any]:
+    """The numbers of a part of the data, on all of it: by the same names."""
+    point, whole = content.get("point", {}), content.get("whole", {})
+    found = {
+        "loss": point.get("loss"),
+        "gradient_norm": point.get("gradient_norm"),
+        "trace": whole.get("G", {}).get("trace"),
+        "sharpness": whole.get("H", {}).get("top"),
+        "trace_H": whole.get("H", {}).get("trace"),
+    }
+    return {name: each for name, each in found.items() if each is not None}
+
+
 def not_told(content: Content) -> Iterator[Sentence]:
     """What the budget did not allow."""
     blocks, cells = content.get("blocks", ()), content.get("cells", {})
@@ -240,11 +304,13 @@ RULES: tuple[Callable[[Content], Iterator[Sentence]], ...] = (
     where_it_sits,
     sharpness,
     optimiser,
+    next_step,
     own_steps,
     negative_curvature,
     functional_part,
     directions,
     noise_scale,
+    parts_of_the_data,
     not_told,
 )
 

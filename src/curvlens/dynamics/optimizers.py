@@ -44,8 +44,11 @@ class Group:
     """By parameter name, as torch has it."""
 
 
-def read(problem: Problem, optimizer: object, order: Sequence[str] | None) -> list[Group]:
-    """The groups of an optimiser, or of its state dict, or of a description, that move parameters of the problem."""
+def read(problem: Problem, optimizer: object, order: Sequence[str] | None, *, fresh: bool = False) -> list[Group]:
+    """The groups of an optimiser, or of its state dict, or of a description, that move parameters of the problem.
+
+    With ``fresh`` second moments may be missing.
+    """
     if isinstance(optimizer, Described):
         return [_described(problem, optimizer)]
     if isinstance(optimizer, Mapping):
@@ -60,7 +63,7 @@ def read(problem: Problem, optimizer: object, order: Sequence[str] | None) -> li
             "Problem(..., params=[names that it moves])."
         )
     for group in groups:
-        _check(problem, group)
+        _check(problem, group, fresh=fresh)
     if not any(float(group.options["lr"]) for group in groups):
         raise CurvlensError(
             "The learning rate is 0 in every group, so nothing moves and there is no edge. A schedule that warms up "
@@ -186,20 +189,20 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def _check(problem: Problem, group: Group) -> None:
+def _check(problem: Problem, group: Group, *, fresh: bool = False) -> None:
     """That the state is there, whole and finite."""
     if group.options.get("maximize"):
         raise CurvlensError("The optimiser has maximize=True and climbs. Stability is known for descent only.")
     _check_options(group)
     moment = MOMENTS.get(group.kind)
     missing = [name for name in group.names if moment is not None and moment not in group.state.get(name, {})]
-    if missing:
+    if missing and not fresh:
         what = (
             "no second moments yet" if len(missing) == len(group.names) else f"no second moment of {listing(missing)}"
         )
         raise CurvlensError(
             f"{group.kind} has {what}: a parameter gets one in its first step with a gradient. Take a step of the "
-            "optimiser first, or describe the rule: cl.dynamics.Adam(lr=1e-3)."
+            "optimiser first, or give fresh=True, which takes g² at this point in their place."
         )
     for name, state in group.state.items():
         for key, value in state.items():

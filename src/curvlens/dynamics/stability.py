@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from curvlens.dynamics.edge import Edge, conventions, edges, flattened
+from curvlens.dynamics.fresh import begun
 from curvlens.dynamics.optimizers import Group, read
 from curvlens.dynamics.update import updated
 from curvlens.linalg.eigs import eigs
@@ -30,6 +31,7 @@ def stability(
     tol: float = 1e-2,
     order: Sequence[str] | None = None,
     update: bool = False,
+    fresh: bool = False,
     start: Stability | Eigs | Tensor | np.ndarray | None = None,
     max_products: int | None = None,
     seed: int = 0,
@@ -52,6 +54,8 @@ def stability(
             made from ``model.parameters()``, nor where the state dict has names.
         update: also measure along the step that the optimiser takes now at this gradient: one gradient, one product
             and some forward passes.
+        fresh: take g² at this point in place of second moments that the optimiser does not have yet. The ``note`` of
+            the result says so.
         start: the result of an earlier step, or a vector: saves products.
         max_products, seed, progress, memory: as in `curvlens.eigs`.
 
@@ -62,7 +66,8 @@ def stability(
     (1.0, 1.333333333, 0.75)
     """
     require_problem(problem, "stability")
-    groups = read(problem, optimizer, order)
+    own = read(problem, optimizer, order, fresh=fresh)
+    groups, note = begun(problem, own) if fresh else (own, "")
     found = {name: edge for group in groups for name, edge in edges(group).items()}
     scale = flattened(problem, {name: edge.scale(name) for name, edge in found.items()})
     top = eigs(
@@ -97,8 +102,8 @@ def stability(
         products=top.products,
         tol=tol,
         status=top.status,
-        update=updated(problem, groups) if update else None,
-        note=top.note,
+        update=updated(problem, own) if update else None,
+        note="; ".join(filter(None, (note, top.note))),
         provenance=top.provenance,
     )
 

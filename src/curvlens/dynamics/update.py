@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from curvlens.dynamics.line import Walk
-from curvlens.dynamics.optimizers import CLASSES, Group
+from curvlens.dynamics.optimizers import CLASSES, Group, read
 from curvlens.errors import CurvlensError
 from curvlens.linalg.vectors import dot, norm
 from curvlens.operators import hessian
 from curvlens.problem import Problem
 from curvlens.results import Status, Update
+from curvlens.surroundings import as_found
 
 FORWARD = 12
 """Forward passes of the search for the critical step."""
 RESOLUTION = 1.05
 SETTLED = 1e9
 """Steps after which no bias correction is left: those of a rule that was described."""
+
+
+@as_found
+def next_step(problem: Problem, optimizer: Any, *, order: Sequence[str] | None = None) -> Update:
+    """The step that an optimiser takes now, without the edge of stability: one gradient, one product, forward passes.
+
+    An optimiser without second moments yet takes its first step.
+    """
+    return updated(problem, read(problem, optimizer, order, fresh=True))
 
 
 def updated(problem: Problem, groups: list[Group]) -> Update:
