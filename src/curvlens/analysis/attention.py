@@ -39,42 +39,46 @@ class Call:
 class Watch(TorchFunctionMode):
     """Looks at all attention weights: those of fused kernels are computed beside them, those of a softmax are seen.
 
-    With ``cut`` the tokens that the output projection of this attention takes become a leaf, where a graph begins.
+    With ``only`` the weights of this attention alone are computed, and what its output projection takes becomes a
+    leaf, where a graph begins.
     """
 
-    def __init__(self, projections: Projections, each: Callable[[Call], None], *, cut: str | None = None) -> None:
+    def __init__(self, projections: Projections, each: Callable[[Call], None], *, only: str | None = None) -> None:
         super().__init__()
-        self.projections, self.each, self.cut = projections, each, cut
+        self.projections, self.each, self.only = projections, each, only
         self.leaf: Tensor | None = None
+        self.order: list[str | None] = []
+        """The attentions in the order of their calls; None for one without named queries."""
         self.skipped = 0
         self._place: str | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        given = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self._fused(*args, **kwargs)
-            return func(*args, **kwargs)
+            self._fused(*args, **given)
+            return func(*args, **given)
         if func in INSIDE:
-            return within([self], lambda: INSIDE[func](*args, **kwargs))
-        used = self.projections.used(func, args, kwargs)
-        if used is not None:
-            args, kwargs = self._product(*used, args, kwargs)
-        result = func(*args, **kwargs)
+            return within([self], lambda: INSIDE[func](*args, **given))
+        used = self.projections.used(func, args, given)
+        args, given = (args, given) if used is None else self._product(*used, args, given)
+        result = func(*args, **given)
         if used is None:
             self.projections.follow(args, result)
-        if func in (torch.softmax, F.softmax, Tensor.softmax) and isinstance(result, Tensor) and result.ndim == 4:
+        if func in (torch.softmax, F.softmax, Tensor.softmax) and _is_weights(result) and self._wanted():
             self._see(result, None, None, None)
         return result
 
-    def _product(self, sites: list[Site], tokens: Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _product(
+        self, sites: list[Site], tokens: Tensor, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         self.projections.saw(sites, tokens)
         self._place = next((site.place for site in sites if site.role == "q"), self._place)
-        if self.cut is None or Site(self.cut, "o") not in sites:
+        if self.only is None or Site(self.only, "o") not in sites:
             return args, kwargs
         leaf = self.leaf = tokens.detach().requires_grad_()
-        changed: tuple[Any, Any] = batches.map_tensors(lambda x: leaf if x is tokens else x, (args, kwargs))
+        changed: tuple[Any, dict[str, Any]] = batches.map_tensors(lambda x: leaf if x is tokens else x, (args, kwargs))
         return changed
 
     def _fused(
@@ -89,6 +93,8 @@ class Watch(TorchFunctionMode):
         enable_gqa: bool = False,
         **_: Any,
     ) -> None:
+        if not self._wanted():
+            return
         if query.ndim != 4 or query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] > LARGEST:
             self.skipped += 1
             return
@@ -111,12 +117,21 @@ class Watch(TorchFunctionMode):
         v = v if v.shape[1] == q.shape[1] else v.repeat_interleave(q.shape[1] // v.shape[1], 1)
         self._see(scores.softmax(-1), tau, q, v)
 
+    def _wanted(self) -> bool:
+        """Take note of a call; whether its weights are looked at."""
+        self.order.append(self._place)
+        self._place = None
+        return self.only is None or self.only == self.order[-1]
+
     def _see(self, weights: Tensor, scale: float | None, query: Tensor | None, value: Tensor | None) -> None:
         if weights.numel() > LARGEST:
             self.skipped += 1
         else:
-            self.each(Call(self._place, weights.detach().nan_to_num(), scale, query, value))
-        self._place = None
+            self.each(Call(self.order[-1], weights.detach().nan_to_num(), scale, query, value))
+
+
+def _is_weights(result: Any) -> bool:
+    return isinstance(result, Tensor) and result.ndim == 4
 
 
 def tokens_of(call: Call, projections: Projections, role: str) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from curvlens.analysis import heads
 from curvlens.analysis.estimates import enclosed, estimate, pooled, pooled_norm, shown, total
 from curvlens.analysis.instrument import DENSITY
 from curvlens.analysis.known import Known
@@ -41,6 +42,7 @@ def document(problem: Problem, known: Known, about: Mapping[str, Any]) -> dict[s
         record = known.last(kind)
         if record is not None:
             found[kind] = dict(record.result)
+    found |= _attention(known, found)
     noise = known.last("noise")
     if noise is not None:
         numbers = {name: shown(estimate(noise.result[name])) for name in ("trace", "gradient", "scale")}
@@ -55,6 +57,16 @@ def document(problem: Problem, known: Known, about: Mapping[str, Any]) -> dict[s
     }
     found["spread"] = [_plain_estimates(record.result) for record in known.of("spread")]
     return found
+
+
+def _attention(known: Known, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Heads beside their curvature, and the last attention layer in closed form."""
+    rows = heads.by_head(found.get("attention", {}).get("calls", ()), found["heads"])
+    parts: dict[str, Any] = {"attention_heads": rows, "attention_ranks": heads.ranks(rows)} if rows else {}
+    theory = known.last("attention-theory")
+    if theory is not None:
+        parts["attention_theory"] = heads.beside(theory.result, found["cells"].get("G", {}).get("trace", {}))
+    return parts
 
 
 def cells(known: Known) -> dict[str, dict[str, dict[str, Any]]]:

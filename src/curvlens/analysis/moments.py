@@ -28,7 +28,7 @@ def sizes(A: Float[Tensor, "b h q k"], X: Float[Tensor, "b k d"]) -> dict[str, l
         centre = x.mean(0)
         y = x - centre  # central moments do not change, and lose fewer digits
         gram = y @ y.T
-        for part in rows.split(max(CHUNK // n_keys**2, 1)):
+        for part in torch.split(rows, max(CHUNK // n_keys**2, 1)):
             for h in range(heads):
                 a = A[b, h, part.to(A.device)].double()
                 squares[:, h] += torch.stack(_squares(a, y, gram, centre)).cpu()

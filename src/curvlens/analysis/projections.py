@@ -95,7 +95,7 @@ class Projections:
         if len(shapes) > 2 or len(shapes[0]) < 2:
             return None
         d = shapes[0][0]
-        values = head.to_math(torch.cat(pieces)).split([part.size for part in head.parts])
+        values = torch.split(head.to_math(torch.cat(pieces)), [part.size for part in head.parts])
         W = values[0].view(d, -1)
         if len(values) == 1:
             return W, None
@@ -107,11 +107,11 @@ def layouts(x: Tensor, samples: int, tokens: int) -> Iterator[Tensor]:
     if x.shape[:2] == (samples, tokens):
         yield x.flatten(2) if x.ndim > 2 else x[..., None]
     elif x.ndim == 2 and x.shape[0] == samples * tokens:
-        yield x.unflatten(0, (samples, tokens))
+        yield x.reshape(samples, tokens, -1)
     if x.ndim > 2 and x.shape[:2] == (tokens, samples):
         yield x.flatten(2).transpose(0, 1)
     elif x.ndim == 2 and x.shape[0] == samples * tokens:
-        yield x.unflatten(0, (tokens, samples)).transpose(0, 1)
+        yield x.reshape(tokens, samples, -1).transpose(0, 1)
 
 
 def near(x: Tensor, y: Tensor) -> bool:

@@ -19,6 +19,8 @@ PRODUCT, GGN_PRODUCT, BACKWARD, FORWARD = 2.2, 1.5, 0.7, 0.4
 BLOCK = 0.8
 """Of a product with one block of H: autograd leaves out what other blocks need."""
 REVISION = 1
+REVISIONS = {"attention": 2}
+"""Of kinds whose numbers have changed."""
 CLOSE = 0.25
 """An error below this part of max(|cell|, LEAST of the largest cell) is small enough."""
 LEAST = 0.01
@@ -40,19 +42,19 @@ STAGES = {
     "start": "loss, gradient, accuracy, shuffled input, doctor",
     "ggn": "traces and norms of all blocks of G, from the same backward passes",
     "ends": "largest and smallest eigenvalue of H, with vectors",
-    "panels": "lines, tokens, stability, noise, profile, depth, attention: a first look",
+    "panels": "lines, tokens, stability, noise, profile, depth, attention by head: a first look",
     "blocks": "trace and norm of the blocks of H, largest first, one by one",
     "density": "spectral density of H and G",
     "sharp": "more and sharper eigenvalues, finer profile",
     "block ends": "largest and smallest eigenvalue of blocks, largest trace first",
-    "spectra": "densities by role and of single blocks; heads",
+    "spectra": "densities by role and of single blocks",
 }
 """What each stage will know."""
 
 
 def unit(kind: str, **config: Any) -> Unit:
     """A unit of an analysis."""
-    return Unit(kind, REVISION, config)
+    return Unit(kind, REVISIONS.get(kind, REVISION), config)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,15 @@ class Outline:
 
 
 def schedule(of: Outline, known: Known) -> Iterator[Step]:
-    """All steps, in their order. Each part of it takes its share of the budget and no more."""
+    """All steps, in their order, each once. Each part of it takes its share of the budget and no more."""
+    asked: set[str] = set()  # a finer round begins where a coarse one did: the same numbers twice are no two samples
+    for step in _steps(of, known):
+        if step.unit.key not in asked:
+            asked.add(step.unit.key)
+            yield step
+
+
+def _steps(of: Outline, known: Known) -> Iterator[Step]:
     yield from _start(of)
     yield from _ggn(of, known, rounds=1)
     yield from _ends(of, k=1, tol=5e-2, most=16)
@@ -154,6 +164,11 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
     for path in _some(list(of.layers.values()), 4):
         yield _depth(of, path)
     yield Step("panels", unit("attention"), 1.0)
+    if of.has_ggn and of.has_heads:
+        samples = 16  # a backward pass through one layer, and the softmax once more, for each
+        cost = 1.0 + samples * (BACKWARD / max(len(of.layers), 1) + 0.1)
+        yield Step("panels", unit("attention-theory", samples=samples, seed=_seed(of, 0)), cost)
+        yield Step("panels", unit("ggn-heads", samples=16, seed=_seed(of, 0)), 16 * BACKWARD)
     parts = min(of.samples, 4)
     for part in range(parts if parts > 1 else 0):
         config = {"part": part, "of": parts, "samples": 8, "seed": of.seed}
@@ -202,8 +217,6 @@ def _block_ends(of: Outline, known: Known, share: float) -> Iterator[Step]:
 
 
 def _spectra(of: Outline, known: Known, share: float) -> Iterator[Step]:
-    if of.has_ggn and of.has_heads:
-        yield Step("spectra", unit("ggn-heads", samples=16, seed=_seed(of, 0)), 16 * BACKWARD)
     for role in of.roles:
         if known.cost >= share * of.budget:
             return
