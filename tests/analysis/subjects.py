@@ -14,6 +14,9 @@ import curvlens as cl
 from curvlens.data import Addition
 from curvlens.models import GPT, GPTConfig
 
+MEASURED = ("cells", "heads", "whole", "spectrum", "eigenvectors", "depth", "noise", "spread", "point", "sanity")
+ATTENTION = ("attention", "attention_heads", "attention_ranks", "attention_theory")
+
 
 @cache
 def adder() -> GPT:
@@ -46,5 +49,5 @@ def rows(model: nn.Module, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor
 
 def numbers(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """All that was measured, without times and names."""
-    for name in ("cells", "heads", "whole", "spectrum", "eigenvectors", "depth", "noise", "spread", "point", "sanity"):
+    for name in (*MEASURED, *ATTENTION):
         yield name, content.get(name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from curvlens.analysis import heads
 from curvlens.analysis.estimates import cautious, enclosed, estimate, pooled, pooled_norm, shown, total
 from curvlens.analysis.extremes import atoms, condition, gap
 from curvlens.analysis.instrument import DENSITY
@@ -44,6 +45,7 @@ def document(problem: Problem, known: Known, about: Mapping[str, Any]) -> dict[s
         if record is not None:
             found[kind] = dict(record.result)
     found |= optimisers(known)
+    found |= _attention(known, found)
     noise = known.last("noise")
     if noise is not None:
         numbers = {name: shown(estimate(noise.result[name])) for name in ("trace", "gradient", "scale")}
@@ -71,6 +73,16 @@ def _spread(known: Known) -> list[dict[str, Any]]:
             part["trace_H"] = shown(estimate(sharp.result["trace"]))
         found.append(part)
     return found
+
+
+def _attention(known: Known, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Heads beside their curvature, and the last attention layer in closed form."""
+    rows = heads.by_head(found.get("attention", {}).get("calls", ()), found["heads"])
+    parts: dict[str, Any] = {"attention_heads": rows, "attention_ranks": heads.ranks(rows)} if rows else {}
+    theory = known.last("attention-theory")
+    if theory is not None:
+        parts["attention_theory"] = heads.beside(theory.result, found["cells"].get("G", {}).get("trace", {}))
+    return parts
 
 
 def cells(known: Known) -> dict[str, dict[str, dict[str, Any]]]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.analysis import attention, tokens
+from curvlens.analysis import attention, attention_theory, tokens
 from curvlens.analysis.estimates import row
 from curvlens.checkup import doctor
 from curvlens.dynamics import SGD, Adam, line, noise, stability
@@ -57,19 +57,8 @@ class Instrument:
         """The function for each kind of unit."""
         kinds = (
             *("clock", "start", "sanity", "doctor", "ggn", "ggn-heads", "whole", "block", "eigs", "ends", "density"),
-            *(
-                "profile",
-                "depth",
-                "line",
-                "tokens",
-                "attention",
-                "stability",
-                "adam",
-                "descent",
-                "noise",
-                "spread",
-                "sharp-part",
-            ),
+            *("profile", "depth", "line", "tokens", "attention", "attention-theory", "stability", "adam", "descent"),
+            *("noise", "spread", "sharp-part"),
         )
         return {kind: getattr(self, f"measure_{kind.replace('-', '_')}") for kind in kinds}
 
@@ -216,6 +205,10 @@ class Instrument:
     def measure_attention(self, config: Config) -> Mapping[str, Any]:
         """Entropy, sinks and moments of every head."""
         return attention.seen(self.problem)
+
+    def measure_attention_theory(self, config: Config) -> Mapping[str, Any]:
+        """Traces of G by q, k, v of the last attention layer, in closed form."""
+        return attention_theory.closed_form(self.problem, config["samples"], config["seed"])
 
     # Motion
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from curvlens.analysis import charts
+from curvlens.analysis import attention_panel, charts
 from curvlens.analysis.drawn import chart
 from curvlens.analysis.extremes import WIDTH
 from curvlens.analysis.numbers import number, plain, said
@@ -358,17 +358,8 @@ def _attention(content: Document) -> Section:
             body += chart(title, partial(attention_grid, calls, name))
     if found.get("skipped"):
         body.append(Prose(f"{found['skipped']} calls of attention were too large to look at.", "faint"))
-    rows: list[list[Words]] = [
-        [f"{i}.{h}", *(plain(call[moment][h]) for moment in ("m1", "m2", "m3"))]
-        for i, call in enumerate(calls)
-        if "m1" in call
-        for h in range(len(call["m1"]))
-    ]
-    if rows:
-        columns = [Column("call.head"), *(Column(moment, numbers=True) for moment in ("M1", "M2", "M3"))]
-        table = Table(columns, rows, "moments", filtered=False)
-        body.append(Fold("Moments of the values under the attention weights", [table], "moments"))
-    lead = "What each head looks at, in the order of the forward pass."
+    body += [*attention_panel.theory(content), *attention_panel.heads(content)]
+    lead = "What each head looks at, in the order of the forward pass, beside its curvature."
     return Section("attention", "Attention", lead, body or _none(), folded=True)
 
 

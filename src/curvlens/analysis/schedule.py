@@ -20,8 +20,8 @@ BLOCK = 0.8
 """Of a product with one block of H: autograd leaves out what other blocks need."""
 STEP = 1 + PRODUCT + 18 * FORWARD
 """The search along a step: its gradient, its curvature, and the loss at multiples of it."""
-REVISIONS = {"stability": 2}
-"""Of kinds whose results have changed; others have 1."""
+REVISIONS = {"attention": 2, "stability": 2}
+"""Of kinds whose numbers have changed; others have 1."""
 CLOSE = 0.25
 """An error below this part of max(|cell|, LEAST of the largest cell) is small enough."""
 LEAST = 0.01
@@ -43,12 +43,12 @@ STAGES = {
     "start": "loss, gradient, accuracy, shuffled input, doctor",
     "ggn": "traces and norms of all blocks of G, from the same backward passes",
     "ends": "largest and smallest eigenvalue of H, with vectors",
-    "panels": "lines, tokens, stability, noise, profile, depth, attention: a first look",
+    "panels": "lines, tokens, stability, noise, profile, depth, attention by head: a first look",
     "blocks": "trace and norm of the blocks of H, largest first, one by one",
     "density": "spectral density of H and G",
     "sharp": "more and sharper eigenvalues, finer profile",
     "block ends": "largest and smallest eigenvalue of blocks, largest trace first",
-    "spectra": "densities by role and of single blocks; heads",
+    "spectra": "densities by role and of single blocks",
 }
 """What each stage will know."""
 
@@ -172,8 +172,14 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
     for path in _some(list(of.layers.values()), 4):
         yield _depth(of, path)
     yield Step("panels", unit("attention"), 1.0)
-    for config in _parts(of):
-        yield Step("panels", unit("spread", **config), (1.5 + 8 * BACKWARD) / config["of"])
+    if of.has_ggn and of.has_heads:
+        samples = 16  # a backward pass through one layer, and the softmax once more, for each
+        cost = 1.0 + samples * (BACKWARD / max(len(of.layers), 1) + 0.1)
+        yield Step("panels", unit("attention-theory", samples=samples, seed=_seed(of, 0)), cost)
+        yield Step("panels", unit("ggn-heads", samples=16, seed=_seed(of, 0)), 16 * BACKWARD)
+    parts = _parts(of)
+    for config in parts:
+        yield Step("panels", unit("spread", **config), (1.5 + 8 * BACKWARD) / len(parts))
 
 
 def _parts(of: Outline) -> list[dict[str, Any]]:
@@ -227,8 +233,6 @@ def _block_ends(of: Outline, known: Known, share: float) -> Iterator[Step]:
 
 
 def _spectra(of: Outline, known: Known, share: float) -> Iterator[Step]:
-    if of.has_ggn and of.has_heads:
-        yield Step("spectra", unit("ggn-heads", samples=16, seed=_seed(of, 0)), 16 * BACKWARD)
     for role in of.roles:
         if known.cost >= share * of.budget:
             return
