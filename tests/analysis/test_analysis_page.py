@@ -83,7 +83,7 @@ def test_what_was_not_measured_says_so() -> None:
         "sentences": [],
     }
     nothing |= {"spectrum": {"densities": [], "eigenvalues": {}}}
-    for name in ("point", "sanity", "stability", "attention", "noise", "heterogeneity", "doctor"):
+    for name in ("point", "sanity", "stability", "attention", "noise", "heterogeneity", "doctor", "profile"):
         del content[name]
     made = page(content | nothing)
     assert made.count("Not measured in this budget.") == 6

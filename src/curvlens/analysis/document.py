@@ -146,7 +146,8 @@ def _spectrum(known: Known) -> dict[str, Any]:
         density = _density_of(record)
         assert density is not None
         picture = {"operator": letter, "role": role, "block": block, **curve(density)}
-        found["densities"].append(picture | {"probes": density.probes, "n": density.n, "error": density.error})
+        about = {"probes": density.probes, "n": density.n, "error": density.error, "numbers": _from_density(density)}
+        found["densities"].append(picture | about)
     for letter in "HG":
         pairs = known.last("eigs", operator=letter)
         if pairs is not None:
