@@ -276,10 +276,11 @@ def grid(
     xs, ys = (list(dict.fromkeys(record[key] for record in shown)) for key in (across, down))
     plain = all(len(each) < 4 for each in xs)
     axis = alt.Axis(labelAngle=0 if plain else -40, labelLimit=110, labelOverlap=True, domain=False, ticks=False)
+    legend = alt.Legend(format="~g", gradientLength=max(36, min(20 * len(ys), 160)))  # no taller than the chart
     chart = alt.Chart(data(shown)).mark_rect(stroke=GAP).encode(
         x=alt.X(f"{across}:N", sort=xs, title=x_title or None, axis=axis),
         y=alt.Y(f"{down}:N", sort=ys, title=y_title or None, axis=alt.Axis(labelLimit=110, domain=False, ticks=False)),
-        color=alt.Color("value:Q", title=title, scale=alt.Scale(scheme="viridis"), legend=alt.Legend(format="~g")),
+        color=alt.Color("value:Q", title=title, scale=alt.Scale(scheme="viridis"), legend=legend),
         tooltip=[f"{across}:N", f"{down}:N", alt.Tooltip("value:Q", title=title, format=".3g")],
     )  # fmt: skip
     return _spec(chart.properties(width=_columns(xs, 22), height=20 * len(ys)), widest=130 + 22 * len(xs))
