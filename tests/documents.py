@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterable
 from typing import Any
+
+import torch
+
+from curvlens.results import Estimate, Profile
+from curvlens.results.base import to_plain
+from curvlens.results.profile import Portion, Row
 
 ROLES = ("norm1", "attn.q", "attn.k", "attn.v", "attn.o", "norm2", "mlp.up", "mlp.down")
 
@@ -18,7 +26,7 @@ def eigenvalue(value: float, bound: float = 1e-3) -> dict[str, Any]:
     return {"value": value, "bound": bound, "low": value - bound, "high": value + bound, "exact": False}
 
 
-def density(operator: str, role: str = "") -> dict[str, Any]:
+def density(operator: str, role: str = "", block: str = "") -> dict[str, Any]:
     sizes = [10.0**power for power in range(-5, 2)]
     x = [*(-size for size in reversed(sizes)), 0.0, *sizes]
     share = [0.0 if x[i + 1] <= 0 and operator == "G" else 1 / (i + 3) ** 2 for i in range(len(x) - 1)]
@@ -26,7 +34,7 @@ def density(operator: str, role: str = "") -> dict[str, Any]:
     about = {
         "operator": operator,
         "role": role,
-        "block": "",
+        "block": block,
         "atoms": [],
         "marked": [],
         "probes": 2,
@@ -36,8 +44,34 @@ def density(operator: str, role: str = "") -> dict[str, Any]:
     return {**about, "x": x, "share": share, **band}
 
 
-def document(n_layer: int = 2, name: str = "GPT", block: str = "embed", token: str = "the") -> dict[str, Any]:
-    """An analysis with every panel. ``block`` is the name of its first block, ``token`` a text of its tokens."""
+def spectrum_of(block: str, bins: int = 64) -> dict[str, Any]:
+    """The density of a block, on as many bins as an analysis has."""
+    x = [10 ** (-5 + 7 * i / (bins // 2)) for i in range(bins // 2)]
+    share = [1 / (2 + abs(i - 40)) ** 2 for i in range(bins)]
+    band = {"low": [each / 3 for each in share], "high": [min(1, 3 * each) for each in share]}
+    numbers = {"effective_rank": {"value": 17.25}, "negative_share": {"value": 0.125}}
+    axis = {"x": [*(-each for each in reversed(x)), 0.0, *x], "share": share}
+    return {**density("H", "", block), **axis, **band, "numbers": numbers}
+
+
+def profile_of(paths: Iterable[str]) -> dict[str, Any]:
+    """A profile with a functional part for each module: 8 ± 2, which is 4 ± 1 % of the Hessian."""
+
+    def guess(value: float, stderr: float) -> Estimate:
+        return Estimate(torch.tensor(value).double(), torch.tensor(stderr).double(), 8, 7.0)
+
+    part = Portion(guess(8.0, 2.0), guess(3.0, 0.5), guess(0.04, 0.01))
+    rows = {path: Row(path, "Attention" if path.endswith("attn") else "Linear", part, part) for path in ("", *paths)}
+    return {"profile": json.dumps(to_plain(Profile(part, part, rows, 1e-15, 8))[0])}
+
+
+def document(
+    n_layer: int = 2, name: str = "GPT", block: str = "embed", token: str = "the", *, spectra: bool = False
+) -> dict[str, Any]:
+    """An analysis with every panel. ``block`` is the name of its first block, ``token`` a text of its tokens.
+
+    With ``spectra`` all blocks have a density and heads, else only the first block and "h.0.attn.q".
+    """
     places: list[tuple[str, str | None, str]] = [(block, None, block)]
     places += [(f"h.{i}.{role}", f"h.{i}", role) for i in range(n_layer) for role in ROLES]
     places += [("final_norm", None, "final_norm"), ("unembed", None, "unembed")]
@@ -64,6 +98,11 @@ def document(n_layer: int = 2, name: str = "GPT", block: str = "embed", token: s
         }
         for i, (value, which) in enumerate(((-0.5, "bottom"), (12.5, "top")))
     ]  # fmt: skip
+    heads = {
+        f"{each}.{i}": estimate(0.3 / (i + 1)) for each in names if spectra and ".attn." in each for i in range(12)
+    }
+    modules = [path for each in names for path in ((f"{each.rpartition('.')[0]}", each) if "." in each else (each,))]
+    seen = names if spectra else [names[0], "h.0.attn.q"]
     call = {name: [0.2, 0.4] for name in ("entropy", "evenness", "sink", "largest", "m1", "m2", "m3")}
     trace = {"trace": estimate(0.2)}
     sharp = {"sharpness": eigenvalue(11.0), "trace_H": estimate(70.0, 0.05)}
@@ -89,7 +128,8 @@ def document(n_layer: int = 2, name: str = "GPT", block: str = "embed", token: s
             "G": {"trace": by_block, "norm": by_block, "mean": by_block, "top": tops},
             "F": {"trace": signed, "mean": signed},
         },
-        "heads": {"h.0.attn.q.0": estimate(0.3), "h.0.attn.q.1": estimate(0.2)},
+        "heads": heads or {"h.0.attn.q.0": estimate(0.3), "h.0.attn.q.1": estimate(0.2)},
+        "profile": profile_of(dict.fromkeys(modules)),
         "whole": {
             "H": {
                 "trace": estimate(80.0), "norm": estimate(40.0), "top": eigenvalue(12.5), "bottom": eigenvalue(-0.5),
@@ -102,7 +142,7 @@ def document(n_layer: int = 2, name: str = "GPT", block: str = "embed", token: s
             "densities": [
                 density("H"),
                 density("G") | {"marked": [{"at": 0.0, "value": 0.83, "stderr": 0.01, "exact": False}]},
-                density("H", "attn.q"), density("H", "mlp.up"),
+                density("H", "attn.q"), density("H", "mlp.up"), *map(spectrum_of, seen),
             ],
             "eigenvalues": {
                 "H": [{**eigenvalue(value), "converged": True} for value in (-0.5, 12.5)],

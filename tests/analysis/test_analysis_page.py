@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import documents
-from curvlens.analysis import charts, figures
+from curvlens.analysis import charts, drawer, figures
 from curvlens.analysis.numbers import number, said
 from curvlens.analysis.page import page
 from curvlens.analysis.result import Analysis, load_analysis
@@ -83,7 +83,9 @@ def test_what_was_not_measured_says_so() -> None:
         "sentences": [],
     }
     nothing |= {"spectrum": {"densities": [], "eigenvalues": {}}}
-    for name in ("point", "sanity", "stability", "descent", "attention", "noise", "heterogeneity", "doctor"):
+    for name in (
+        *("point", "sanity", "stability", "descent", "attention", "noise", "heterogeneity", "doctor", "profile"),
+    ):
         del content[name]
     made = page(content | nothing)
     assert made.count("Not measured in this budget.") == 6
@@ -132,7 +134,7 @@ def charts_script(made: str) -> str:
 
 
 def test_a_page_of_three_hundred_blocks_is_small() -> None:
-    content = documents.document(n_layer=38)
+    content = documents.document(n_layer=38, spectra=True)
     assert len(content["blocks"]) > 300
     assert len(page(content).encode()) < 2_000_000
 
@@ -241,3 +243,23 @@ def test_a_section_that_cannot_be_drawn_leaves_the_others(value: float | None) -
     for title in TITLES[5:6] + TITLES[7:]:
         assert title in made
     assert [name for name, _ in figures.figures(content)][:1] == ["heat-H-trace"]
+
+
+def test_the_effective_rank_of_a_block_is_that_of_its_trace_and_norm() -> None:
+    content = documents.document()
+    cells = content["cells"]["G"]
+    cells["trace"] = {"h.0.mlp.up": documents.estimate(12.0, 0.01)}
+    cells["norm"] = {"h.0.mlp.up": documents.estimate(6.0, 0.02)}  # like four equal eigenvalues
+    assert ("effective rank of G, (tr G)²/‖G‖²_F", "4 ± 0.24") in drawer.facts(content, content["blocks"][7])
+    del cells["norm"]["h.0.mlp.up"]
+    assert "effective rank" not in str(drawer.facts(content, content["blocks"][7]))
+
+
+def test_eigenvectors_between_the_ends_are_one_fold() -> None:
+    content = documents.document()
+    bottom, top = content["eigenvectors"]
+    content["eigenvectors"] = [{**bottom, "number": i} for i in range(9)] + [{**top, "number": 9}]
+    made = page(content)
+    order = [made.index(f'id="eigenvector{each}"') for each in ("-9", "-0", "s-between", "-8", "-1")]
+    assert order == sorted(order)
+    assert "8 eigenvectors between these" in made

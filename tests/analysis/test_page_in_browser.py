@@ -87,7 +87,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     contents = {
         "plain": documents.document(),
-        "large": documents.document(n_layer=38),
+        "large": documents.document(n_layer=38, spectra=True),
         "hostile": documents.document(name=HOSTILE, block=HOSTILE, token=HOSTILE),
     }
     for name, content in contents.items():
@@ -177,7 +177,7 @@ def test_a_link_opens_the_drawer_of_a_block_and_a_click_changes_the_address(open
     drawer = seen.tab.locator(".drawer")
     assert drawer.locator("h3").inner_text() == "h.0.attn.q, 100 parameters"
     assert 'cl.trace(cl.ggn(problem)["h.0.attn.q"])' in drawer.inner_text()
-    assert "trace of G by head" in drawer.inner_text()
+    assert "Trace of G by head" in drawer.inner_text()
     seen.cell("h.1.mlp.up").click()
     assert seen.tab.url.endswith("#h.1.mlp.up;theme=dark")
     seen.cell("h.1.mlp.up").click()
@@ -261,10 +261,56 @@ def test_hostile_names_are_text_and_leave_the_layout(opened: Any) -> None:
     assert "<img src=x onerror=alert(1)>" in first.get_attribute("aria-label")
     first.click()
     assert seen.tab.locator(".drawer h3").bounding_box()["height"] < 120
-    assert "<img src=x" in seen.tab.locator(".drawer code").inner_text()
+    lines = seen.tab.locator(".drawer code").all_inner_texts()
+    assert len(lines) > 3
+    assert [line for line in lines if "by=" not in line and "<img src=x" not in line] == []
+    assert seen.tab.locator(".drawer").bounding_box()["height"] < 1500
     seen.tab.evaluate("document.querySelectorAll('details').forEach((fold) => (fold.open = true))")
     assert max(row.bounding_box()["height"] for row in seen.tab.locator("#cells tbody tr").all()) < 100
     assert seen.tab.evaluate("document.documentElement.scrollHeight") < 20_000
+
+
+def test_the_drawer_has_spectrum_profile_heads_and_a_line_for_each(opened: Any) -> None:
+    seen = opened(place="#h.0.attn.q")
+    drawer = seen.tab.locator(".drawer")
+    parts = drawer.locator(".part")
+    assert parts.locator("h4").all_inner_texts() == [
+        "Spectrum of H", "Trace of G by head", "Functional part of its modules",
+    ]  # fmt: skip
+    assert parts.nth(1).locator("svg path.line").get_attribute("d").count("H") == 64
+    assert "Effective rank (Σ|λ|)²/Σλ² 17.2, negative share of Σ|λ| 12 %" in parts.nth(1).inner_text()
+    widths = [bar.bounding_box()["width"] for bar in parts.nth(2).locator("li i").all()]
+    assert widths[1] / widths[0] == pytest.approx(0.2 / 0.3, abs=0.01)
+    assert "h.0.attn (Attention)" in parts.nth(3).inner_text()
+    assert "4 ± 1 %" in parts.nth(3).inner_text()
+    assert parts.locator("code").all_inner_texts() == [
+        'cl.density(cl.hessian(problem)["h.0.attn.q"])',
+        'cl.trace(cl.ggn(problem), by="head")',
+        'cl.profile(problem)["h.0.attn.q"]',
+    ]
+    seen.cell("h.0.norm1").click()  # has neither spectrum nor heads
+    assert parts.locator("h4").all_inner_texts() == ["Functional part of its modules"]
+
+
+def test_every_number_of_a_drawer_has_its_line(opened: Any) -> None:
+    seen = opened(place="#h.0.attn.q")
+    lines = seen.tab.locator(".drawer .lines code")
+    cells = documents.document()["cells"]
+    for letter, of in (("H", "hessian"), ("G", "ggn"), ("F", "functional")):
+        seen.tab.locator(f".heat button[data-value='{letter}']").click()
+        found = lines.all_inner_texts()
+        assert len(found) == len(cells[letter])
+        assert all(f'cl.{of}(problem)["h.0.attn.q"]' in line for line in found)
+        assert f'cl.trace(cl.{of}(problem)["h.0.attn.q"]) / 100' in found
+    seen.tab.locator(".heat button[data-value='mean']").click()
+    assert lines.first.inner_text().endswith("/ 100")  # the chosen quantity comes first
+
+
+def test_labels_of_a_drawer_are_words_on_a_narrow_page(opened: Any) -> None:
+    seen = opened(place="#h.0.attn.q", viewport={"width": 400, "height": 800})
+    labels = seen.tab.locator(".drawer tr > th:first-child").all()
+    assert min(label.bounding_box()["width"] for label in labels) > 70
+    assert seen.width() == 400
 
 
 def test_three_hundred_blocks_open_quickly(opened: Any) -> None:

@@ -28,6 +28,8 @@ _LABELS = (
 """Labels of an axis: 2e4, 10, 0.1, 3e-5."""
 MANY = 8
 """Columns that fit on a narrow page."""
+LEAST = 120
+"""Pixels of a chart with few columns: the title of its axis must fit."""
 _ROLES, _WIDTH = 190, 300
 
 
@@ -210,7 +212,7 @@ def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
 
 def _columns(names: Sequence[str], step: int) -> int | str:
     """The width of a chart with a column for each name: many columns share the width of the page."""
-    return step * len(names) if len(names) <= MANY else "container"
+    return max(step * len(names), LEAST) if len(names) <= MANY else "container"
 
 
 def parts(records: Sequence[Mapping[str, Any]]) -> Spec:
@@ -239,6 +241,14 @@ def parts(records: Sequence[Mapping[str, Any]]) -> Spec:
     return _spec(alt.layer(bar, error).properties(width=_columns(order, 60), height=200), widest=1100)
 
 
+def _sizes(records: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Ticks of a logarithmic axis: powers of ten, and 2 and 5 times these where there are few of them."""
+    found = [record[end] for record in records for end in ("low", "high") if record[end] > 0] or [1.0]
+    powers = range(math.floor(math.log10(min(found))), math.ceil(math.log10(max(found))) + 1)
+    factors, every = ((1, 2, 5) if len(powers) < 4 else (1,)), max(1, round(len(powers) / 6))
+    return [factor * 10.0**power for power in powers[::every] for factor in factors]
+
+
 def curves(records: Sequence[Mapping[str, Any]], title: str) -> Spec:
     """Curves over the layers: ``layer``, ``value``, ``operator``, and an error if it has one; sizes on a logarithm."""
     alt = altair()
@@ -256,7 +266,7 @@ def curves(records: Sequence[Mapping[str, Any]], title: str) -> Spec:
     order = list(dict.fromkeys(record["layer"] for record in shown))
     kinds = list(dict.fromkeys(record["operator"] for record in shown))
     scale = alt.Scale(domain=kinds, range=[{**COLOURS, **KINDS}[kind] for kind in kinds])
-    axis = alt.Axis(labelExpr=_LABELS, tickCount=5)
+    axis = alt.Axis(labelExpr=_LABELS, values=_sizes(shown))
     base = alt.Chart(data(shown)).encode(
         x=alt.X("layer:N", sort=order, title="layer", axis=alt.Axis(labelAngle=-40, labelLimit=100, labelOverlap=True)),
         color=alt.Color("operator:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
@@ -265,7 +275,7 @@ def curves(records: Sequence[Mapping[str, Any]], title: str) -> Spec:
     y = alt.Y("value:Q", title=title, scale=alt.Scale(type="log", nice=True), axis=axis)
     error = base.mark_rule().encode(y=alt.Y("low:Q", title=title), y2="high:Q")
     chart = alt.layer(base.mark_line(point=True).encode(y=y), error)
-    return _spec(chart.properties(width=_columns(order, 40), height=200), widest=1100)
+    return _spec(chart.properties(width=_columns(order, 60), height=200), widest=1100)
 
 
 def grid(
@@ -282,10 +292,11 @@ def grid(
     xs, ys = (list(dict.fromkeys(record[key] for record in shown)) for key in (across, down))
     plain = all(len(each) < 4 for each in xs)
     axis = alt.Axis(labelAngle=0 if plain else -40, labelLimit=110, labelOverlap=True, domain=False, ticks=False)
+    legend = alt.Legend(format="~g", gradientLength=max(36, min(20 * len(ys), 160)))  # no taller than the chart
     chart = alt.Chart(data(shown)).mark_rect(stroke=GAP).encode(
         x=alt.X(f"{across}:N", sort=xs, title=x_title or None, axis=axis),
         y=alt.Y(f"{down}:N", sort=ys, title=y_title or None, axis=alt.Axis(labelLimit=110, domain=False, ticks=False)),
-        color=alt.Color("value:Q", title=title, scale=alt.Scale(scheme="viridis"), legend=alt.Legend(format="~g")),
+        color=alt.Color("value:Q", title=title, scale=alt.Scale(scheme="viridis"), legend=legend),
         tooltip=[f"{across}:N", f"{down}:N", alt.Tooltip("value:Q", title=title, format=".3g")],
     )  # fmt: skip
     return _spec(chart.properties(width=_columns(xs, 22), height=20 * len(ys)), widest=130 + 22 * len(xs))

@@ -180,7 +180,13 @@ def _spectrum(known: Known) -> dict[str, Any]:
         density = _density_of(record)
         assert density is not None
         picture = {"operator": letter, "role": role, "block": block, **curve(density)}
-        about = {"probes": density.probes, "n": density.n, "error": density.error, "marked": atoms(density)}
+        about = {
+            "probes": density.probes,
+            "n": density.n,
+            "error": density.error,
+            "marked": atoms(density),
+            "numbers": _from_density(density),
+        }
         found["densities"].append(picture | about)
     for letter in "HG":
         pairs = known.last("eigs", operator=letter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from curvlens.analysis import charts, panels
+from curvlens.analysis import charts, drawer, panels
 from curvlens.analysis.numbers import number, said
 from curvlens.dynamics.advice import percent, short
 from curvlens.report.content import Column, Content, Fold, Link, Mark, Prose, Table, Words
@@ -18,8 +18,6 @@ ENDED = {
     "interrupted": "This analysis was interrupted: it shows what was done by then.",
     "planned": "This analysis was planned and not run.",
 }
-HEADS = 32
-"""Heads named in the drawer of a block."""
 
 
 def page(content: Document) -> str:
@@ -115,29 +113,13 @@ def _heat(content: Document) -> Section:
         [block["name"], *(number(cells[letter][quantity].get(block["name"])) for quantity, letter in found)]
         for block in content["blocks"]
     ]
+    more = {block["name"]: drawer.facts(content, block) for block in content["blocks"]}
     return Section(
         "heat",
         "Layer × role",
         "Where the curvature sits. Choose an operator and a quantity; click a cell for all numbers of its block.",
         [
-            HeatMap(content["blocks"], cells, {block["name"]: _drawer(content, block) for block in content["blocks"]}),
+            HeatMap(content["blocks"], cells, more, parts=drawer.parts(content)),
             Fold(f"All numbers of {len(rows)} blocks", [Table(columns, rows, "all cells")], "cells"),
         ],
     )
-
-
-def _drawer(content: Document, block: Document) -> list[tuple[str, str]]:
-    """What else is known of a block."""
-    name, point, vectors = block["name"], content.get("point", {}), content["eigenvectors"]
-    facts = []
-    for title, key in (("gradient norm", "gradient_by_block"), ("weight norm", "weights_by_block")):
-        if name in point.get(key, {}):
-            facts.append((title, short(point[key][name])))
-    if vectors:
-        facts.append(("share of the top eigenvector", percent(vectors[-1]["mass"].get(name, 0.0))))
-    heads = [(head, cell) for head, cell in content["heads"].items() if head.startswith(f"{name}.")]
-    if heads:
-        listed = ", ".join(f"{head.removeprefix(f'{name}.')}: {said(cell)}" for head, cell in heads[:HEADS])
-        facts.append(("trace of G by head", listed))
-    facts.append(("parameters", ", ".join(block["parameters"][:6])))
-    return facts

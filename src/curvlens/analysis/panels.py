@@ -79,7 +79,8 @@ def _spectrum(content: Document) -> Section:
     for each in whole:
         letter = str(each["operator"])
         title = {"H": "H, the Hessian", "G": "G, its Gauss–Newton part"}.get(letter, letter)
-        how = f"{each['probes']} probes, band: 95 % interval" if each["probes"] else "exact"
+        count = each["probes"]
+        how = f"{count} probe{'s' * (count != 1)}, band: 95 % interval" if count else "exact"
         body.append(Prose([Mark(title), f": {how}"]))
         body += chart(f"spectral density of {letter}", partial(_density, content, each))
         body += _atoms(each)
@@ -208,8 +209,15 @@ def _eigenvectors(content: Document) -> Section:
             for side, sign in (("forward", "+"), ("backward", "−"))
         )
         body.append(Prose(f"Along {which}: loss and quadratic model agree within 5 % up to {radii}.", "faint"))
-    for vector in reversed(vectors):
-        body.append(_eigenvector(vector))
+    folds = [_eigenvector(vector) for vector in reversed(vectors)]
+    between = folds[1:-1]
+    if len(between) > 2:  # the ends of the spectrum first
+        folds = [
+            folds[0],
+            folds[-1],
+            Fold(f"{len(between)} eigenvectors between these", between, "eigenvectors-between"),
+        ]
+    body += folds
     lead = "Where the extreme eigenvectors of H live, and what a step along them does."
     return Section("eigenvectors", "Eigenvectors", lead, body or _none())
 

@@ -37,7 +37,7 @@ function heat(root, data) {
   function said(cell) {
     if (!cell) return data.differences ? "not compared" : "not measured";
     const sign = data.differences && cell[0] > 0 ? "+" : "";
-    return sign + short(cell[0]) + (cell[5] ? " (exact)" : error(cell));
+    return sign + short(cell[0]) + (cell[3] ? " (exact)" : error(cell));
   }
   // A colour between two steps of a ramp, 0 ≤ t ≤ 1.
   function mixed(ramp, t) {
@@ -50,9 +50,9 @@ function heat(root, data) {
 
   // One scale for H, G and F of a quantity: it does not jump when the operator is switched.
   function colours(quantity) {
-    const coloured = (c) => c && c[0] !== 0 && (!data.differences || c[7]);
+    const coloured = (c) => c && c[0] !== 0 && (!data.differences || c[4]);
     const all = known.flatMap((letter) => table(letter, quantity) || []).filter(coloured);
-    const sure = all.filter((c) => c[5] || Math.abs(c[0]) > (c[1] ?? 0)); // noise around 0 would stretch the scale
+    const sure = all.filter((c) => c[3] || Math.abs(c[0]) > (c[1] ?? 0)); // noise around 0 would stretch the scale
     const sizes = (sure.length ? sure : all).map((c) => Math.abs(c[0]));
     const high = sizes.reduce((a, b) => Math.max(a, b), 1e-300);
     const low = Math.max(sizes.reduce((a, b) => Math.min(a, b), high), high * (data.differences ? 1e-3 : 1e-6));
@@ -141,9 +141,12 @@ function heat(root, data) {
     if (best !== null) cells.get(best).focus();
   });
 
-  function python(name) {
-    const line = data.lines[`${chosen.letter} ${chosen.quantity}`];
-    return line ? line.replace('"{}"', () => JSON.stringify(name)) : "";
+  function filled(line, block) {
+    return line.replace('"{}"', () => JSON.stringify(block.name)).replace("{size}", String(block.size));
+  }
+  function python(block, quantity = chosen.quantity) {
+    const line = data.lines[`${chosen.letter} ${quantity}`];
+    return line ? filled(line, block) : "";
   }
   // The share of a cell in the sum of all: traces add up, squares of norms do.
   function shares(now) {
@@ -161,15 +164,15 @@ function heat(root, data) {
       button.className = "cell" + (button.classList.contains("out") ? " out" : "");
       button.style.backgroundColor = "";
       if (!found) button.classList.add("missing");
-      else if (data.differences && !found[7]) button.classList.add("within");
+      else if (data.differences && !found[4]) button.classList.add("within");
       else {
         button.style.backgroundColor = colour.of(found[0]);
-        const error = found[5] || data.differences ? 0 : (found[1] ?? 0) / Math.max(Math.abs(found[0]), 0.01 * largest);
+        const error = found[3] || data.differences ? 0 : (found[1] ?? 0) / Math.max(Math.abs(found[0]), 0.01 * largest);
         if (error > 0.5) button.classList.add("guess");
         else if (error > 0.25) button.classList.add("unsure");
       }
       const text = `${name}: ${data.quantities[quantity][0]} of ${letter} ${said(found)}`;
-      const more = found ? [share(found), found[4] ? `${found[4]} samples` : "", python(name)] : [];
+      const more = found ? [share(found), found[2] ? `${found[2]} samples` : "", python(data.blocks[i])] : [];
       button.title = [text, ...more].filter(Boolean).join("\n");
       button.setAttribute("aria-label", text);
       button.setAttribute("aria-pressed", String(i === opened));
@@ -181,7 +184,7 @@ function heat(root, data) {
         button.disabled = !there;
         button.title = there ? "" : "not measured";
       }
-    const counted = now.filter(Boolean).length, clear = now.filter((c) => c && c[7]).length;
+    const counted = now.filter(Boolean).length, clear = now.filter((c) => c && c[4]).length;
     const count = data.differences ? `${clear} of ${counted} cells that were compared changed by more than 2 σ` : `${counted} of ${now.length} cells measured`;
     words.textContent = `${data.operators[letter]}: ${data.quantities[quantity][0]}, ${data.quantities[quantity][1]}. ${count}.`;
     explain(colour);
@@ -224,18 +227,25 @@ function heat(root, data) {
         grid.append(row);
       }
       block.more.forEach(([label, value]) => {
-        const row = make("tr"), cell = make("td", value);
+        const row = make("tr"), cell = make("td"), inside = make("div", value, "long");
+        cell.append(inside);
         cell.colSpan = known.length || 1;
         row.append(make("th", label), cell);
         grid.append(row);
       });
-      drawer.append(grid);
-      const line = python(block.name);
-      if (line) {
-        const said = make("p");
-        said.append(make("span", "In Python: ", "faint"), make("code", line));
-        drawer.append(said);
+      const numbers = make("div", undefined, "part"), parts = make("div", undefined, "parts");
+      // The line of each number of this operator; that of the chosen quantity first.
+      const there = Object.keys(data.quantities).filter((quantity) => table(chosen.letter, quantity) && python(block, quantity));
+      const lines = make("div", undefined, "lines");
+      for (const quantity of there.sort((a, b) => (b === chosen.quantity) - (a === chosen.quantity))) {
+        const line = make("p");
+        line.append(make("span", `${data.quantities[quantity][0]} of ${chosen.letter}: `, "faint"), make("code", python(block, quantity)));
+        lines.append(line);
       }
+      numbers.append(grid);
+      parts.append(numbers, ...block.parts.map((part) => window.curvlens.drawerPart(part, data.shared, short, (line) => filled(line, block))));
+      drawer.append(parts);
+      if (there.length) drawer.append(make("h4", "In Python"), lines);
     }
     if (!quiet) window.curvlens.goTo(opened === null ? "" : data.blocks[i].name);
     paint();

@@ -8,6 +8,7 @@ from typing import Any
 
 from curvlens.errors import printable
 from curvlens.report.assets import Assets
+from curvlens.report.drawer import Part, Shared
 
 QUANTITIES = {
     "trace": ("trace", "the sum of the eigenvalues of a block"),
@@ -23,19 +24,24 @@ LINES = {
     ("F", "trace"): 'cl.trace(cl.functional(problem)["{}"])',
     ("H", "norm"): 'cl.frobenius(cl.hessian(problem)["{}"])',
     ("G", "norm"): 'cl.frobenius(cl.ggn(problem)["{}"])',
+    ("F", "norm"): 'cl.frobenius(cl.functional(problem)["{}"])',
+    ("H", "mean"): 'cl.trace(cl.hessian(problem)["{}"]) / {size}',
+    ("G", "mean"): 'cl.trace(cl.ggn(problem)["{}"]) / {size}',
+    ("F", "mean"): 'cl.trace(cl.functional(problem)["{}"]) / {size}',
     ("H", "top"): 'cl.eigs(cl.hessian(problem)["{}"])',
     ("G", "top"): 'cl.eigs(cl.ggn(problem)["{}"])',
     ("H", "bottom"): 'cl.eigs(cl.hessian(problem)["{}"], ends="smallest")',
 }
-"""The line of Python that gives each number."""
+"""The line of Python that gives each number: "{}" is the name of the block, {size} its number of parameters."""
 
 
 @dataclass(frozen=True)
 class HeatMap:
     """``blocks`` have a name, a layer (or None) and a role; ``cells`` a number for each, by operator and quantity.
 
-    ``more`` has lines of text for the drawer of a block: label and value. ``differences`` are shown in colours of both
-    signs, and grey where ``clear`` of a cell is not true. ``quantities`` have a title and an explanation.
+    ``more`` has lines of text for the drawer of a block, label and value; ``parts`` what is drawn below them.
+    ``differences`` are shown in colours of both signs, and grey where ``clear`` of a cell is not true. ``quantities``
+    have a title and an explanation.
     """
 
     blocks: Sequence[Mapping[str, Any]]
@@ -44,10 +50,11 @@ class HeatMap:
     differences: bool = False
     quantities: Mapping[str, tuple[str, str]] = field(default_factory=lambda: QUANTITIES)
     lines: Mapping[tuple[str, str], str] = field(default_factory=lambda: LINES)
+    parts: Mapping[str, Sequence[Part]] = field(default_factory=dict)
 
     def html(self, assets: Assets) -> str:
         """The places that the script fills."""
-        assets.needs("heat_map.css", "heat_map.js")
+        assets.needs("heat_map.css", "drawer.css", "drawer.js", "heat_map.js")
         numbers = {
             letter: {
                 quantity: [_cell(cells.get(block["name"])) for block in self.blocks]
@@ -55,6 +62,7 @@ class HeatMap:
             }
             for letter, found in self.cells.items()
         }
+        shared = Shared()
         blocks = [
             {
                 "name": printable(block["name"]),
@@ -62,11 +70,12 @@ class HeatMap:
                 "role": printable(block["role"]),
                 "size": block["size"],
                 "more": [[printable(label), printable(value)] for label, value in self.more.get(block["name"], ())],
+                "parts": [part.data(shared) for part in self.parts.get(block["name"], ())],
             }
             for block in self.blocks
         ]
         lines = {f"{letter} {quantity}": line for (letter, quantity), line in self.lines.items()}
-        about = {"quantities": dict(self.quantities), "operators": OPERATORS, "lines": lines}
+        about = {"quantities": dict(self.quantities), "operators": OPERATORS, "lines": lines, "shared": shared.values}
         place = assets.keep("heats", {"blocks": blocks, "cells": numbers, **about, "differences": self.differences})
         return f"""<div class="heat" data-heat="{place}">
 <div class="bar"><div class="choice letters" role="group" aria-label="operator"></div>
@@ -81,16 +90,16 @@ class HeatMap:
 
 
 def _cell(cell: Mapping[str, Any] | None) -> list[Any] | None:
-    """Value, error, ends of the interval, samples, whether it is exact, has a bound for an error, is clear."""
+    """Value, error, samples; 1 or 0 for whether it is exact, is clear."""
     if cell is None or cell.get("value") is None:
         return None
     error = cell["bound"] if "bound" in cell else cell.get("stderr")
     return [
-        _short(cell["value"]), _short(error), _short(cell.get("low")), _short(cell.get("high")), cell.get("samples"),
-        bool(cell["exact"]), "bound" in cell, cell.get("clear") is True,
+        _short(cell["value"]), _short(error, 3), cell.get("samples"),
+        int(cell["exact"]), int(cell.get("clear") is True),
     ]  # fmt: skip
 
 
-def _short(number: float | None) -> float | None:
-    """Six digits: enough for a picture, a third of the bytes."""
-    return None if number is None else float(f"{number:.6g}")
+def _short(number: float | None, digits: int = 6) -> float | None:
+    """Six digits, three of an error: enough for a picture, a third of the bytes."""
+    return None if number is None else float(f"{number:.{digits}g}")
