@@ -395,6 +395,9 @@ def test_own_names_make_layers_and_roles_of_an_unknown_architecture() -> None:
     [
         ["cells.0.sa.w", "cells.0.ff.w", "cells.1.sa.w", "cells.1.ff.w", "tok.w"],
         ["cells.0.sa.w", "cells.1.ff.w", "cells.1.sa.w"],
+        ["cells.0.sa.q.w", "cells.0.sa.q.b", "cells.0.ff.0.w", "cells.1.sa.q.w", "cells.1.sa.q.b", "cells.1.ff.0.w"],
+        ["cells.0.sa.w", "cells.0.sa.out.w", "cells.1.sa.w", "cells.1.sa.out.w"],
+        [f"cells.{i}.experts.{j}.w" for i in range(2) for j in range(40)],
         ["0.weight", "0.bias", "2.weight", "2.bias"],
         ["model.up.weight", "model.down.weight"],
         ["w"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 import transformers
 from typer.testing import CliRunner, Result
 
-from curvlens.cli import app
+import curvlens as cl
+from curvlens.cli import _told, app
 
 SICK = """
 import torch
@@ -173,3 +175,25 @@ def test_doctor_of_a_folder(tmp_path: Path) -> None:
     assert without.exit_code == 1
     assert "has no tokenizer" in " ".join(without.output.split())
     assert "not enough" not in without.output
+
+
+def test_a_warning_names_no_line_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ours are printed plainly, once the command runs; those of others stay as Python shows them."""
+
+    def warned() -> None:
+        warnings.warn("few samples\x1b[31m", cl.CurvlensWarning, stacklevel=1)
+        warnings.warn("old name", FutureWarning, stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, category, *_: print(f"{category.__name__} {message}")
+        _told(warned)
+    said = capsys.readouterr()
+    assert said.err == "warning: few samples\\x1b[31m\n"
+    assert said.out == "FutureWarning old name\n"
+
+
+def test_a_flag_asks_for_no_value() -> None:
+    result = run("analyze", "--help")
+    (line,) = (line for line in result.output.splitlines() if "--dry-run" in line)
+    assert "bool" not in line

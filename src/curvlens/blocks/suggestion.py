@@ -8,17 +8,20 @@ from collections.abc import Iterable, Sequence
 
 from curvlens.errors import printable
 
-_NUMBERED = re.compile(r"(?P<path>(?:.*?\.)?)(?P<i>\d+)\.(?P<role>[^.]+)", re.DOTALL)
+_NUMBERED = re.compile(r"(?P<path>(?:.*?\.)?)(?P<i>\d+)\.(?P<role>.+)", re.DOTALL)
+MOST = 16
+"""Rows of a heat map that still fit a screen."""
 
 
 def own_blocks(parameters: Iterable[str]) -> str:
     """The argument ``blocks=`` that names the parts of the largest list of modules, as code that runs as it is.
 
+    A part is a module with parameters of its own, such as ``sa.q``; if these are many or nested, a child of the layer.
     If the modules of the list have different parts, it names whole layers. If there is no list, each of the first
     modules is a layer.
 
     >>> own_blocks(["tok.w", "cells.0.sa.q.w", "cells.0.ff.w", "cells.1.sa.q.w", "cells.1.ff.w"])
-    "blocks={f'h.{i}.{role}': f'cells.{i}.{role}' for i in range(2) for role in ('sa', 'ff')}"
+    "blocks={f'h.{i}.{role}': f'cells.{i}.{role}' for i in range(2) for role in ('sa.q', 'ff')}"
     >>> own_blocks(["first.weight", "first.bias", "last.weight"])
     "blocks={f'h.{i}': name for i, name in enumerate(('first', 'last'))}"
     """
@@ -28,16 +31,24 @@ def own_blocks(parameters: Iterable[str]) -> str:
         modules = dict.fromkeys(_beginning(name, _shared(names)) for name in names)
         return f"blocks={{f'h.{{i}}': name for i, name in enumerate({_items(modules)})}}"
     path = Counter(match["path"] for match in found).most_common(1)[0][0]
-    layers: dict[int, list[str]] = {}
+    inside: dict[int, list[str]] = {}
     for match in found:
-        if match["path"] == path and match["role"] not in layers.setdefault(int(match["i"]), []):
-            layers[int(match["i"])].append(match["role"])
+        if match["path"] == path:
+            inside.setdefault(int(match["i"]), []).append(match["role"])
+    layers = {i: _parts(names) for i, names in inside.items()}
     first = next(iter(layers.values()))
     numbers = f"range({len(layers)})" if list(layers) == list(range(len(layers))) else repr(tuple(layers))
     if any(set(roles) != set(first) for roles in layers.values()):
         return printable(f"blocks={{f'h.{{i}}': f'{path}{{i}}' for i in {numbers}}}")
     whole = f"f'h.{{i}}.{{role}}': f'{path}{{i}}.{{role}}' for i in {numbers} for role in {_items(first)}"
     return printable(f"blocks={{{whole}}}")
+
+
+def _parts(names: Sequence[str]) -> list[str]:
+    """The modules that own the parameters of a layer, or its children if these are many or one is inside another."""
+    owners = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    nested = any(one.startswith(f"{other}.") for one in owners for other in owners)
+    return owners if not nested and len(owners) <= MOST else list(dict.fromkeys(name.split(".")[0] for name in names))
 
 
 def _items(names: Iterable[str]) -> str:

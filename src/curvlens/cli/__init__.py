@@ -1,23 +1,28 @@
 """The command line: it parses, calls and prints. Each command imports what it needs, so `--help` is fast."""
 
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from curvlens.cli.defaults import SEQUENCES, TOKENS, FileDtype, LossName, Options, Precision, Sort
-from curvlens.errors import CurvlensError
+from curvlens.errors import CurvlensError, CurvlensWarning, printable
 
 err = Console(stderr=True)
+Flag = partial(typer.Option, metavar="")  # the help of a flag shows no <bool>, which nobody types
 Target = Annotated[
     str,
     typer.Argument(
         help="A Hugging Face folder or name, with --data; file.py:name of a Problem, of a tuple (model, data, loss), "
-        "or of a function that returns one; or demo."
+        "or of a function that returns one of these; or demo."
     ),
 ]
 DataFile = Annotated[
@@ -32,14 +37,12 @@ DataDtype = Annotated[FileDtype | None, typer.Option(help="What a .bin file of t
 LossOption = Annotated[
     LossName | None, typer.Option("--loss", help="The loss (default: that of the model's architecture).")
 ]
-Device = Annotated[str | None, typer.Option(help="Where it is computed, as cuda (default: cpu).")]
-Dtype = Annotated[Precision | None, typer.Option(help="The numbers of the model (default: as stored).")]
-Tokens = Annotated[int | None, typer.Option(help=f"Length of a sequence, at most (default: {TOKENS}).", min=2)]
-Sequences = Annotated[int | None, typer.Option(help=f"How many of them, at most (default: {SEQUENCES}).", min=1)]
-Seed = Annotated[int, typer.Option(help="Seed of all that is random: masks, probes, the model of demo.")]
-Trust = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the custom code of a model's folder. Read it first.")
-]
+Device = Annotated[str | None, typer.Option(help="The device to compute on, such as cuda (default: cpu).")]
+Dtype = Annotated[Precision | None, typer.Option(help="Convert the model to this precision (default: as stored).")]
+Tokens = Annotated[int | None, typer.Option(help=f"At most this many tokens a sequence (default: {TOKENS}).", min=2)]
+Sequences = Annotated[int | None, typer.Option(help=f"At most this many sequences (default: {SEQUENCES}).", min=1)]
+Seed = Annotated[int, typer.Option(help="Seed of everything random: masks, probes, the model of demo.")]
+Trust = Annotated[bool, Flag("--trust-remote-code", help="Run the custom code of a model's folder. Read it first.")]
 app = typer.Typer(help="The exact curvature instrument for Transformers.", no_args_is_help=True, add_completion=False)
 
 
@@ -47,7 +50,8 @@ def _told(action: Callable[[], None]) -> None:
     """Run a command. Errors that the user can fix are one line, without a traceback. Restores ``sys.path``."""
     path = sys.path[:]
     try:
-        action()
+        with _plain_warnings():
+            action()
     except CurvlensError as error:
         err.print(str(error), style="red", markup=False, highlight=False)
         raise typer.Exit(1) from None
@@ -62,6 +66,22 @@ def _told(action: Callable[[], None]) -> None:
         sys.path[:] = path
 
 
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Print our warnings without the file and line that raised them, which are not the user's."""
+    with warnings.catch_warnings():
+        before = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, CurvlensWarning):
+                err.print(Text(f"warning: {printable(str(message))}", style="yellow"), soft_wrap=True)
+            else:
+                before(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
+
+
 def _tell_version(asked: bool) -> None:
     if asked:
         typer.echo(f"curvlens {version('curvlens')}")
@@ -70,17 +90,17 @@ def _tell_version(asked: bool) -> None:
 
 @app.callback()
 def main(
-    _: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
-    ] = False,
+    _: Annotated[bool, Flag("--version", callback=_tell_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """The exact curvature instrument for Transformers."""
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the page and the results go.")] = Path("curvlens-demo"),
-    budget: Annotated[str, typer.Option(help="A time, as 1m, or a cost, as '500 gradients'.")] = "45s",
+    out: Annotated[Path, typer.Option(help="Folder of the page, index.html, and of all numbers.")] = Path(
+        "curvlens-demo"
+    ),
+    budget: Annotated[str, typer.Option(help="A time such as 1m, or a cost such as '500 gradients'.")] = "45s",
     seed: Seed = 0,
 ) -> None:
     """Train a small GPT to add, analyse it within a minute, and write the page."""
@@ -93,18 +113,21 @@ def demo(
 def analyze(
     target: Target,
     data: DataFile = None,
-    budget: Annotated[str, typer.Option(help="A time, as 10m, or a cost, as '500 gradients'.")] = "10m",
-    out: Annotated[Path, typer.Option(help="A folder, new or of the same analysis, which is then refined.")] = Path(
-        "run"
-    ),
+    budget: Annotated[str, typer.Option(help="A time such as 10m, or a cost such as '500 gradients'.")] = "10m",
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder of the page, index.html, and of all numbers. Give it again to continue or refine."),
+    ] = Path("run"),
     optimizer: Annotated[
         Path | None,
-        typer.Option(help="torch.save(optimizer.state_dict(), …): how far it is from its edge of stability."),
+        typer.Option(
+            help="State of your optimiser, from torch.save: also measure how far it is from its edge of stability."
+        ),
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="What graphs may take at most, as 4GiB.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
-    minimal: Annotated[bool, typer.Option("--minimal", help="Only summary, heat map and spectrum.")] = False,
-    private: Annotated[bool, typer.Option("--private", help="No text of the data on the page.")] = False,
+    memory: Annotated[str | None, typer.Option(help="Memory limit for kept graphs, such as 4GiB.")] = None,
+    dry_run: Annotated[bool, Flag("--dry-run", help="Print the plan and stop.")] = False,
+    minimal: Annotated[bool, Flag("--minimal", help="Only summary, heat map and spectrum.")] = False,
+    private: Annotated[bool, Flag("--private", help="No text of the data on the page.")] = False,
     data_dtype: DataDtype = None,
     loss: LossOption = None,
     device: Device = None,
@@ -114,7 +137,7 @@ def analyze(
     seed: Seed = 0,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Measure the curvature of a model within a budget, and write one page: where it sits, how much, what it means."""
+    """Measure the curvature of a model within a budget, and write one page: where it is, how large, what it means."""
     from curvlens.cli.analyze import Wanted, show_analysis
 
     options = Options(target, data, data_dtype, loss, device, dtype, tokens, sequences, seed, trust_remote_code)
@@ -189,9 +212,9 @@ def profile(
     samples: Annotated[int, typer.Option(help="Probes; each costs about five gradients.", min=4)] = 16,
     depth: Annotated[int | None, typer.Option(help="Levels of the tree to show (default: all).", min=0)] = None,
     sort: Annotated[Sort, typer.Option(help="Order of siblings: as in the model, or by size.")] = "order",
-    own: Annotated[bool, typer.Option("--own", help="Show each module's own code, without the modules in it.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also show rows that are exactly zero.")] = False,
-    no_top: Annotated[bool, typer.Option("--no-top", help="Leave out the contributions to λ_max.")] = False,
+    own: Annotated[bool, Flag("--own", help="Show each module's own code, without the modules in it.")] = False,
+    everything: Annotated[bool, Flag("--all", help="Also show rows that are exactly zero.")] = False,
+    no_top: Annotated[bool, Flag("--no-top", help="Leave out the contributions to λ_max.")] = False,
     spectral: Annotated[
         list[str] | None, typer.Option(help="Also compute the spectral norm of this module; may be repeated.")
     ] = None,
@@ -215,7 +238,8 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="Two or more folders of curvlens analyze, in order.")],
     out: Annotated[Path, typer.Option(help="The page; .json and .csv are written beside it.")] = Path("compare.html"),
     names: Annotated[
-        str | None, typer.Option(help="Names of the analyses, as before,after (default: those of their folders).")
+        str | None,
+        typer.Option(help="Names of the analyses, such as before,after (default: the names of the folders)."),
     ] = None,
 ) -> None:
     """Print what changed between analyses, with errors, and write it as a page."""
@@ -230,7 +254,7 @@ def reproduce(
         list[str] | None,
         typer.Argument(help="Experiments to measure and draw; 'all'; or 'verdicts' for the page. None lists them."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small settings: minutes instead of hours.")] = False,
+    quick: Annotated[bool, Flag("--quick", help="Small settings: minutes instead of hours.")] = False,
     seeds: Annotated[
         int | None, typer.Option(help="Number of repeats, instead of each experiment's own.", min=2, max=10_000)
     ] = None,
@@ -240,9 +264,7 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option(help="Processes, with one thread each (default: all cores).", min=1)
     ] = None,
-    set_aside: Annotated[
-        bool, typer.Option("--set-aside", help="Move unreadable result files away, and continue.")
-    ] = False,
+    set_aside: Annotated[bool, Flag("--set-aside", help="Move unreadable result files away, and continue.")] = False,
 ) -> None:
     """Measure the papers' figures and claims. A run that was stopped continues where it was."""
     from curvlens.cli.reproduce import Wanted, show_experiments

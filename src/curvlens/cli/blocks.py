@@ -60,7 +60,11 @@ def _summary(blocks: Blocks) -> str:
     if blocks.family is None:
         text = f"{text} The architecture is not known"
         one_each = len(blocks) == len(blocks.order)
-        return f"{text}: one block per parameter. Name your own with Problem(blocks=…)." if one_each else f"{text}."
+        return (
+            f"{text}: one block per parameter. Name them: Problem(..., {blocks.suggestion})."
+            if one_each
+            else f"{text}."
+        )
     if blocks.unmapped:
         return f"{text} Not named by the family: {', '.join(blocks.unmapped)}."
     return text

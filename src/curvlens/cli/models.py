@@ -53,7 +53,9 @@ def located(target: str) -> str:
         try:
             return str(hub.snapshot_download(target, local_files_only=True))
         except hub.errors.LocalEntryNotFoundError:
-            raise OSError("The hub cannot be reached, and there is no copy on this machine.") from error
+            raise OSError(
+                "There is no such folder, the hub cannot be reached, and there is no copy on this machine."
+            ) from error
     return target
 
 

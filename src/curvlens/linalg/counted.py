@@ -164,8 +164,8 @@ def say_precision(dtype: torch.dtype) -> None:
     """Warn about low precision, once per process and dtype."""
     warn(
         f"The operator is in {str(dtype).removeprefix('torch.')}: its products carry a relative error of "
-        f"{torch.finfo(dtype).eps:.0e} or more, which no standard error includes. Scalars are in float64. Use "
-        "model.double() for exact work. (Shown once.)"
+        f"{torch.finfo(dtype).eps:.0e} or more, which no standard error includes. Scalars are in float64. For "
+        "exact work use model.double(), or --dtype float64 in the terminal. (Shown once.)"
     )
 
 
