@@ -17,6 +17,7 @@ from curvlens.results.status import worst
 SAVED = Path(__file__).parent / "saved"
 SAMPLES = {
     "Amount": "amount",
+    "Attribution": "attribution",
     "ByBlock": "blocks-sampled",
     "Density": "density-sampled",
     "Eigs": "eigs-converged",

@@ -1,5 +1,6 @@
 """Results: frozen numbers with their errors, status and provenance, saved as JSON and safetensors."""
 
+from curvlens.results.attribution import Attribution
 from curvlens.results.base import Result, claim, load
 from curvlens.results.by_block import ByBlock
 from curvlens.results.density import Density
@@ -18,6 +19,7 @@ __all__ = [
     "DIGITS",
     "OWN",
     "Amount",
+    "Attribution",
     "ByBlock",
     "Density",
     "Eigs",
