@@ -1,4 +1,4 @@
-"""What curvature means for training: the loss along a line, the edge of stability, gradient noise."""
+"""What curvature means for training: attribution, the loss along a line, the edge of stability, gradient noise."""
 
 from curvlens.dynamics.attribute import attribute
 from curvlens.dynamics.line import line
