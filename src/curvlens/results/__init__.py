@@ -6,6 +6,7 @@ from curvlens.results.by_block import ByBlock
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import Estimate
+from curvlens.results.forecast import Forecast
 from curvlens.results.line import Line
 from curvlens.results.noise import Noise
 from curvlens.results.profile import COLUMNS, DIGITS, OWN, Portion, Profile, Row, aligned
@@ -24,6 +25,7 @@ __all__ = [
     "Density",
     "Eigs",
     "Estimate",
+    "Forecast",
     "Level",
     "Line",
     "Noise",
