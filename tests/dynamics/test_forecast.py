@@ -182,6 +182,8 @@ def test_bad_input() -> None:
         forecast(problem, cl.dynamics.SGD(0.1), 3, products=2.5)  # type: ignore[arg-type]
     with pytest.raises(cl.CurvlensError, match="no second moments yet"):
         forecast(problem, torch.optim.Adam(problem.model.parameters()), 3)
+    with pytest.raises(cl.CurvlensError, match="batch= knows SGD"):
+        forecast(problem, cl.dynamics.Adam(1e-3), 3, batch=4)
     two = cl.Problem(small.gpt(), small.tokens_and_labels(2), cl.losses.CrossEntropy())
     parameters = list(two.model.parameters())
     groups: list[dict[str, Any]] = [{"params": parameters[:3], "momentum": 0.5}, {"params": parameters[3:]}]
@@ -207,6 +209,38 @@ def test_groups_with_other_rates_and_decay() -> None:
         m = 0.7 * m + g + H @ x + decay * (theta + x)
         x = x - lr * m
         assert float(found.losses[t]) == pytest.approx(problem.loss() + float(g @ x + x @ H @ x / 2), rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.8}, {"momentum": 0.8, "nesterov": True}], ids=str)
+def test_the_mean_loss_with_noise(options: dict[str, Any]) -> None:
+    """Against the covariance of the whole state, step by step, with dense matrices."""
+    problem, rate, batch = quadratic(), 0.02, 4
+    found = forecast(problem, cl.dynamics.SGD(rate, **options), 12, products=12, check=0, batch=batch, samples=80)
+    x, y = problem.data.first()
+    w = problem.theta
+    each = 2 * (x @ w - y[:, 0])[:, None] * x
+    noise = torch.cov(each.T) / batch
+    H, n = cl.hessian(problem).dense(), len(w)
+    beta, ahead = options.get("momentum", 0.0), options.get("nesterov", False)
+    one, zero = torch.eye(n, dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64)
+    into_m = torch.cat([H, beta * one], 1)  # of (x, m)
+    into_x = -rate * (torch.cat([H, zero], 1) + beta * into_m if ahead else into_m)
+    into_x = into_x + torch.cat([one, zero], 1)
+    step = torch.cat([into_x, into_m])
+    kick = torch.cat([-rate * (1 + beta if ahead else 1) * one, one])
+    C = torch.zeros(2 * n, 2 * n, dtype=torch.float64)
+    for t in range(1, 13):
+        C = step @ C @ step.T + kick @ noise @ kick.T
+        expected = float(found.losses[t]) + 0.5 * float((H * C[:n, :n]).sum())
+        assert found.mean is not None
+        assert found.mean_error is not None
+        assert float(found.mean[t]) == pytest.approx(expected, rel=1e-9)
+        assert float(found.mean_error[t]) > 0
+    few = forecast(problem, cl.dynamics.SGD(rate, **options), 12, check=0, batch=batch, samples=20)
+    assert few.mean is not None
+    assert few.mean_error is not None
+    assert found.mean is not None
+    assert abs(float(few.mean[-1] - found.mean[-1])) < 4 * float(few.mean_error[-1])
 
 
 def test_interrupted() -> None:

@@ -22,6 +22,7 @@ SAMPLES = {
     "Density": "density-sampled",
     "Eigs": "eigs-converged",
     "Estimate": "estimate-diagonal",
+    "Forecast": "forecast",
     "Level": "level",
     "Line": "line",
     "Noise": "noise",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from curvlens.dynamics.edge import edges, flattened
 from curvlens.dynamics.krylov import Krylov, krylov
+from curvlens.dynamics.noisy import added_loss
 from curvlens.dynamics.optimizers import Group, read
 from curvlens.dynamics.provenance import provenance
 from curvlens.dynamics.stepping import Copies
@@ -68,6 +69,16 @@ class Rule:
             course.append(x)
         return torch.stack(course)
 
+    def respond(self, T: Tensor, kick: Tensor, steps: int) -> Tensor:
+        """(steps, k): where a kick in the gradient of one step has moved x after 1, 2, … steps."""
+        x, m, course = torch.zeros_like(kick), torch.zeros_like(kick), list[Tensor]()
+        for t in range(steps):
+            gradient = T @ x if t else kick
+            m = self.beta * m + self.intake * gradient
+            x = x - (gradient + self.beta * m if self.nesterov else m)
+            course.append(x)
+        return torch.stack(course)
+
 
 @as_found
 def forecast(
@@ -77,6 +88,9 @@ def forecast(
     *,
     products: int | None = None,
     check: int | None = None,
+    batch: int | None = None,
+    samples: int = 32,
+    seed: int = 0,
     order: Any = None,
     progress: Progress | None = None,
 ) -> Forecast:
@@ -94,6 +108,10 @@ def forecast(
         products: products with H for each start vector; ``min(steps, 50)`` by default.
         check: how many steps of the real optimiser to take on copies, with one gradient each, for comparison; all of
             them by default, 0 for none.
+        batch: also the expected loss of SGD with batches of so many samples, drawn anew in each step. The noise has the
+            covariance of single-sample gradients at θ.
+        samples: samples whose gradients stand for that covariance, with 12 products each.
+        seed: for their draw.
         order: names for a state dict, as in `curvlens.stability`.
         progress: called as ``progress(done, total)`` after every product and every true step.
 
@@ -141,6 +159,7 @@ def forecast(
     x, losses = _course(problem, space, rule, starts, slope, momentum, weights, scale, decay, steps)
     distances = torch.einsum("ti,ij,tj->t", x, space.gram(scale.square()), x).clamp(min=0).sqrt()
     losses = problem.loss() + losses
+    mean, error, more = _with_noise(problem, rule, product, scale, losses, batch, samples, seed, decay is None, tick)
     true_losses, true_distances, status = _true(problem, groups, g, losses, true, tick)
     return Forecast(
         rule=groups[0].kind,
@@ -151,13 +170,46 @@ def forecast(
         true_distances=true_distances,
         departure=_departure(losses, true_losses),
         agreement=AGREEMENT,
-        products=space.products,
+        products=space.products + more,
         status=status,
+        mean=mean,
+        mean_error=error,
+        batch=batch,
         note=""
         if status is Status.COMPLETE
         else f"interrupted after {len(true_losses) - 1} of {true} steps of the optimiser",
         provenance=provenance(problem),
     )
+
+
+def _with_noise(
+    problem: Problem,
+    rule: Rule,
+    product: Callable[[Tensor], Tensor],
+    scale: Tensor,
+    losses: Tensor,
+    batch: int | None,
+    samples: int,
+    seed: int,
+    plain: bool,
+    tick: Callable[[], None],
+) -> tuple[Tensor | None, Tensor | None, int]:
+    """The mean loss with noisy gradients, its error, and products; None if no batch was given."""
+    if batch is None:
+        return None, None, 0
+    size = _whole(batch, "batch", 1)
+    if rule.kind != "SGD" or not plain or rule.intake != 1:
+        raise CurvlensError(
+            "batch= knows SGD with or without momentum, without dampening and weight decay. Describe it: "
+            "cl.dynamics.SGD(0.1, momentum=0.9)."
+        )
+
+    def respond(T: Tensor, kick: Tensor) -> Tensor:
+        return rule.respond(T, kick, len(losses) - 1)
+
+    rise, error, products = added_loss(problem, product, scale, respond, _whole(samples, "samples", 2), seed, tick)
+    zero = torch.zeros(1, dtype=torch.float64)
+    return losses + torch.cat([zero, rise]) / size, torch.cat([zero, error]) / size, products
 
 
 def _course(
