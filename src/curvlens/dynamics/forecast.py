@@ -118,8 +118,8 @@ def forecast(
     >>> model = torch.nn.Linear(1, 1, bias=False).double()
     >>> _ = torch.nn.init.ones_(model.weight)
     >>> one = torch.ones(1, 1, dtype=torch.float64)
-    >>> result = forecast(Problem(model, (one, 0 * one), MSE()), SGD(0.25), steps=2)  # the loss is w²: w halves
-    >>> result.losses.tolist(), result.departure
+    >>> result = forecast(Problem(model, (one, 0 * one), MSE()), cl.dynamics.SGD(0.25), steps=2)
+    >>> result.losses.tolist(), result.departure  # the loss is w², and w halves
     ([1.0, 0.25, 0.0625], None)
     """
     require_problem(problem, "forecast")

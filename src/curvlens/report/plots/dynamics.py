@@ -75,11 +75,11 @@ def forecast(result: Forecast, what: str = "loss") -> Any:
     alt = altair()
     if what not in ("loss", "distance"):
         raise CurvlensError(f"what={what!r}, expected 'loss' or 'distance'.")
-    pairs = {
+    pairs: dict[str, dict[str, Any]] = {
         "loss": {"true": result.true_losses, "quadratic model": result.losses, "mean with noise": result.mean},
         "distance": {"true": result.true_distances, "quadratic model": result.distances},
-    }[what]
-    shown = {name: values for name, values in pairs.items() if values is not None and len(values) > 1}
+    }
+    shown = {name: values for name, values in pairs[what].items() if values is not None and len(values) > 1}
     colours = {"true": INK, "quadratic model": BLUE, "mean with noise": ORANGE}
     records = [
         {"step": t, "value": value, "what": name}
