@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
@@ -70,6 +71,15 @@ def stability(result: Stability, what: str = "edge") -> Any:
     return alt.layer(bars, edge).properties(width=420)
 
 
+def _seen(true: Any) -> tuple[float, float]:
+    """Values around the true ones: a model with negative curvature runs away from them without bound."""
+    values = [x for x in ([] if true is None else true.tolist()) if math.isfinite(x)]
+    if not values or max(values) == min(values):
+        return -sys.float_info.max, sys.float_info.max
+    span = max(values) - min(values)
+    return min(values) - span, max(values) + span
+
+
 def forecast(result: Forecast, what: str = "loss") -> Any:
     """The loss of the quadratic model and the true one, step by step; ``what="distance"``: the way from the start."""
     alt = altair()
@@ -81,11 +91,12 @@ def forecast(result: Forecast, what: str = "loss") -> Any:
     }
     shown = {name: values for name, values in pairs[what].items() if values is not None and len(values) > 1}
     colours = {"true": INK, "quadratic model": BLUE, "mean with noise": ORANGE}
+    low, high = _seen(shown.get("true"))
     records = [
         {"step": t, "value": value, "what": name}
         for name, values in shown.items()
         for t, value in enumerate(values.tolist())
-        if math.isfinite(value)
+        if low <= value <= high
     ]
     scale = alt.Scale(domain=list(shown), range=[colours[name] for name in shown])
     lines = (
