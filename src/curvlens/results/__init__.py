@@ -3,6 +3,7 @@
 from curvlens.results.attribution import Attribution
 from curvlens.results.base import Result, claim, load
 from curvlens.results.by_block import ByBlock
+from curvlens.results.data_size import DataSize
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import Estimate
@@ -22,6 +23,7 @@ __all__ = [
     "Amount",
     "Attribution",
     "ByBlock",
+    "DataSize",
     "Density",
     "Eigs",
     "Estimate",
