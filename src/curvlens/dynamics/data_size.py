@@ -118,8 +118,7 @@ class Products:
     def lengths(self, weights: Tensor) -> Tensor:
         """‖Σ_i w_i e_i‖ for each row of weights."""
         if self.rows is not None:
-            along: Tensor = weights @ self.rows
-            return torch.linalg.vector_norm(along, dim=1)
+            return (weights @ self.rows).square().sum(1).sqrt()
         assert self.gram is not None
         return ((weights @ self.gram) * weights).sum(1).clamp(min=0).sqrt()
 
