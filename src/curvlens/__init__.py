@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from curvlens.analysis.run import analyze
     from curvlens.blocks import Family, Rule
     from curvlens.checkup import doctor
+    from curvlens.dynamics.attribute import attribute
     from curvlens.dynamics.stability import stability
     from curvlens.errors import CurvlensError, CurvlensWarning
     from curvlens.linalg.density import density
@@ -53,7 +54,7 @@ _HOMES = {
     "analysis": ["analyze", "compare"],
     "blocks": ["Family", "Rule"],
     "checkup": ["doctor"],
-    "dynamics": ["stability"],
+    "dynamics": ["attribute", "stability"],
     "errors": ["CurvlensError", "CurvlensWarning"],
     "linalg": ["density", "diagonal", "eigs", "frobenius", "trace"],
     "operators": ["Operator", "activation_hessian", "empirical_fisher", "fisher", "functional", "ggn", "hessian"],
@@ -77,6 +78,7 @@ __all__ = [
     "activation_hessian",
     "analyze",
     "assembly",
+    "attribute",
     "calculus",
     "compare",
     "data",

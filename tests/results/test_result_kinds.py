@@ -17,10 +17,13 @@ from curvlens.results.status import worst
 SAVED = Path(__file__).parent / "saved"
 SAMPLES = {
     "Amount": "amount",
+    "Attribution": "attribution",
     "ByBlock": "blocks-sampled",
+    "DataSize": "data-size",
     "Density": "density-sampled",
     "Eigs": "eigs-converged",
     "Estimate": "estimate-diagonal",
+    "Forecast": "forecast",
     "Level": "level",
     "Line": "line",
     "Noise": "noise",

@@ -1,8 +1,11 @@
-"""What curvature means for training: the loss along a line, the edge of stability, gradient noise."""
+"""What curvature means for training: attribution, the loss along a line, the edge of stability, gradient noise."""
 
+from curvlens.dynamics.attribute import attribute
+from curvlens.dynamics.data_size import data_size
+from curvlens.dynamics.forecast import forecast
 from curvlens.dynamics.line import line
 from curvlens.dynamics.noise import noise
 from curvlens.dynamics.rules import SGD, Adam, AdamW
 from curvlens.dynamics.stability import stability
 
-__all__ = ["SGD", "Adam", "AdamW", "line", "noise", "stability"]
+__all__ = ["SGD", "Adam", "AdamW", "attribute", "data_size", "forecast", "line", "noise", "stability"]

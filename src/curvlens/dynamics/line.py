@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from curvlens.dynamics.direction import Direction, flat
 from curvlens.dynamics.provenance import provenance
-from curvlens.errors import CurvlensError, NonFiniteLossError, a_kind
+from curvlens.errors import CurvlensError, NonFiniteLossError
 from curvlens.linalg.counted import whole
 from curvlens.linalg.vectors import dot, norm
 from curvlens.operators import hessian
@@ -34,7 +35,7 @@ ROUNDING = 8
 @as_found
 def line(
     problem: Problem,
-    direction: Tensor | Mapping[str, Tensor],
+    direction: Direction,
     *,
     radii: Iterable[float] | None = None,
     loss: float | None = None,
@@ -75,7 +76,7 @@ def line(
     if not whole(evaluations) or evaluations < 3:
         raise CurvlensError(f"evaluations={evaluations!r}, expected a whole number of forward passes, 3 or more.")
     given = None if radii is None else _checked(radii)
-    d = _flat(problem, direction)
+    d = flat(problem, direction)
     length = norm(d)
     if not length:
         raise CurvlensError("The direction is 0 in every entry. Give one with a length, such as problem.gradient().")
@@ -236,27 +237,11 @@ def _checked(radii: Iterable[float]) -> list[float]:
     return values
 
 
-def _flat(problem: Problem, direction: Tensor | Mapping[str, Tensor], what: str = "The direction") -> Tensor:
-    """A direction as a flat vector of the problem."""
-    if isinstance(direction, Mapping):
-        flat = problem.layout.flatten(direction, dtype=problem.dtype, device=problem.device)
-    elif isinstance(direction, Tensor) and direction.shape == (problem.layout.size,):
-        flat = direction.detach().to(problem.device, problem.dtype)
-    else:
-        given = f"shape {tuple(direction.shape)}" if isinstance(direction, Tensor) else a_kind(direction)
-        raise CurvlensError(
-            f"{what} has to be a flat vector of {problem.layout.size} numbers or a dict by parameter name, got {given}."
-        )
-    if not bool(torch.isfinite(flat).all()):
-        raise CurvlensError(f"{what} has entries that are NaN or infinite.")
-    return flat
-
-
 def _slope(problem: Problem, d: Tensor, gradient: Tensor | float | None) -> tuple[float, float]:
     """gᵀd, and ‖g‖; |gᵀd|/‖d‖ in its place if the gradient is not known."""
     if isinstance(gradient, (int, float)):
         return float(gradient), abs(float(gradient)) / norm(d)
-    g = problem.gradient() if gradient is None else _flat(problem, gradient, "The gradient")
+    g = problem.gradient() if gradient is None else flat(problem, gradient, "The gradient")
     return dot(g, d), norm(g)
 
 
@@ -264,5 +249,5 @@ def _quadratic(problem: Problem, d: Tensor, curvature: Tensor | float | None) ->
     """dᵀHd."""
     if isinstance(curvature, (int, float)):
         return float(curvature)
-    product = hessian(problem) @ d if curvature is None else _flat(problem, curvature, "curvature=H @ direction")
+    product = hessian(problem) @ d if curvature is None else flat(problem, curvature, "curvature=H @ direction")
     return dot(product, d)

@@ -154,7 +154,7 @@ class _Terms:
             Hz = list(H.each(z, lambda done, total: working()))
         except CurvlensError as error:  # a module cannot be differentiated twice; others can
             failed, Hz = error, [torch.full_like(probe, math.nan) for probe in z]
-        ggn, terms = _summed(recordings, [*z, *Hz], len(z), working)
+        ggn, terms = forms_along(recordings, [*z, *Hz], len(z), working)
         if failed is not None and not recordings.blocked:
             raise failed
         truth, squares = _truth(z, Hz)
@@ -201,7 +201,7 @@ def _truth(z: list[Tensor], Hz: list[Tensor]) -> tuple[Tensor, Tensor]:
     return truth, squares
 
 
-def _summed(
+def forms_along(
     recordings: Recordings, directions: Sequence[Tensor], bent: int, working: Callable[[], None]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The forms of G and, by path, of every module's own code, over all the data."""
@@ -254,7 +254,7 @@ def _with_top(
 ) -> Profile:
     """The profile with every term's contribution to the largest eigenvalue."""
     found = eigs(H, k=min(2, H.shape[0]), ends="largest", memory=memory, progress=lambda done, total: working())
-    outer, forms = _summed(recordings, [found.vectors[:, -1].to(H.dtype).contiguous()], 1, working)
+    outer, forms = forms_along(recordings, [found.vectors[:, -1].to(H.dtype).contiguous()], 1, working)
     ggn, own = float(outer), {path: float(form) for path, form in forms.items()}
     # Davis and Kahan: the angle of u is wrong by at most residual/gap, and a form changes by twice that
     gap = float(found.values[-1] - found.values[0]) if len(found) > 1 else math.inf

@@ -1,10 +1,13 @@
 """Results: frozen numbers with their errors, status and provenance, saved as JSON and safetensors."""
 
+from curvlens.results.attribution import Attribution
 from curvlens.results.base import Result, claim, load
 from curvlens.results.by_block import ByBlock
+from curvlens.results.data_size import DataSize
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import Estimate
+from curvlens.results.forecast import Forecast
 from curvlens.results.line import Line
 from curvlens.results.noise import Noise
 from curvlens.results.profile import COLUMNS, DIGITS, OWN, Portion, Profile, Row, aligned
@@ -18,10 +21,13 @@ __all__ = [
     "DIGITS",
     "OWN",
     "Amount",
+    "Attribution",
     "ByBlock",
+    "DataSize",
     "Density",
     "Eigs",
     "Estimate",
+    "Forecast",
     "Level",
     "Line",
     "Noise",

@@ -12,7 +12,7 @@ from curvlens.results.base import Result
 from curvlens.results.estimate import Estimate
 from curvlens.results.status import Status, worst
 
-ADDS_UP = ("trace",)
+ADDS_UP = ("trace", "uᵀHu")
 """Quantities of which the blocks add up to the whole. Norms do not."""
 
 

@@ -17,7 +17,19 @@ from curvlens.report.plots import curves, dynamics, heat, modules, spectrum
 from curvlens.report.plots.frame import styled
 from curvlens.report.plots.writing import KINDS, content
 from curvlens.report.profile_page import icicle
-from curvlens.results import ByBlock, Density, Eigs, Estimate, Line, Profile, Propagation, Result, Solution, Stability
+from curvlens.results import (
+    ByBlock,
+    Density,
+    Eigs,
+    Estimate,
+    Forecast,
+    Line,
+    Profile,
+    Propagation,
+    Result,
+    Solution,
+    Stability,
+)
 
 _DRAWN: dict[type[Result], Callable[..., Any]] = {
     ByBlock: heat.blocks,
@@ -26,6 +38,7 @@ _DRAWN: dict[type[Result], Callable[..., Any]] = {
     Propagation: curves.propagation,
     Solution: curves.residuals,
     Line: dynamics.line,
+    Forecast: dynamics.forecast,
     Stability: dynamics.stability,
     Profile: modules.modules,
     Estimate: curves.histogram,
@@ -35,11 +48,11 @@ _DRAWN: dict[type[Result], Callable[..., Any]] = {
 def plot(result: Result, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
     """A picture of a result, an ``altair.Chart``; also written to a file if a path is given.
 
-    Blocks: a heat map, layer × role, or layer × head for ``by="head"``. Eigenvalues and densities: histogram, sorted,
-    cumulative. Of `Eigs`, ``what="mass"`` shows in which blocks the vectors live. Propagation: curves over the layers;
-    ``quantity`` is trace, frobenius, top or bottom. A line: the loss and its quadratic
-    model. Stability: the fraction of the edge, by parameter group; ``what="mass"`` by block. A profile written to an
-    ``.html`` file is the icicle.
+    Blocks: a heat map, layer × role, or layer × head for ``by="head"``. Eigenvalues and densities: histogram,
+    sorted, cumulative. Of `Eigs`, ``what="mass"`` shows in which blocks the vectors live. Propagation: curves over
+    the layers; ``quantity`` is trace, frobenius, top or bottom. A line: the loss and its quadratic model. A
+    forecast: true loss and quadratic model over the steps; ``what="distance"`` the way. Stability: the fraction of
+    the edge, by parameter group; ``what="mass"`` by block. A profile written to an ``.html`` file is the icicle.
     """
     kind = _kind(path)
     if isinstance(result, Profile) and kind == "html":

@@ -1,13 +1,14 @@
-"""Training: the loss along a line, the distance to the edge of stability."""
+"""Training: the loss along a line, the distance to the edge of stability, the course of an optimiser."""
 
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
 from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data
-from curvlens.results import Line, Stability
+from curvlens.results import Forecast, Line, Stability
 
 SHOWN = 4
 """Times the radius of agreement: far enough to see the two part."""
@@ -68,3 +69,46 @@ def stability(result: Stability, what: str = "edge") -> Any:
     )
     edge = alt.Chart(data([{"edge": 1.0}])).mark_rule(color=ORANGE, strokeWidth=2).encode(x="edge:Q")
     return alt.layer(bars, edge).properties(width=420)
+
+
+def _seen(true: Any) -> tuple[float, float]:
+    """Values around the true ones: a model with negative curvature runs away from them without bound."""
+    values = [x for x in ([] if true is None else true.tolist()) if math.isfinite(x)]
+    if not values or max(values) == min(values):
+        return -sys.float_info.max, sys.float_info.max
+    span = max(values) - min(values)
+    return min(values) - span, max(values) + span
+
+
+def forecast(result: Forecast, what: str = "loss") -> Any:
+    """The loss of the quadratic model and the true one, step by step; ``what="distance"``: the way from the start."""
+    alt = altair()
+    if what not in ("loss", "distance"):
+        raise CurvlensError(f"what={what!r}, expected 'loss' or 'distance'.")
+    pairs: dict[str, dict[str, Any]] = {
+        "loss": {"true": result.true_losses, "quadratic model": result.losses, "mean with noise": result.mean},
+        "distance": {"true": result.true_distances, "quadratic model": result.distances},
+    }
+    shown = {name: values for name, values in pairs[what].items() if values is not None and len(values) > 1}
+    colours = {"true": INK, "quadratic model": BLUE, "mean with noise": ORANGE}
+    low, high = _seen(shown.get("true"))
+    records = [
+        {"step": t, "value": value, "what": name}
+        for name, values in shown.items()
+        for t, value in enumerate(values.tolist())
+        if low <= value <= high
+    ]
+    scale = alt.Scale(domain=list(shown), range=[colours[name] for name in shown])
+    lines = (
+        alt.Chart(data(records))
+        .mark_line()
+        .encode(
+            x=alt.X("step:Q", title="step"),
+            y=alt.Y("value:Q", title=what, scale=alt.Scale(zero=what == "distance")),
+            color=alt.Color("what:N", title=None, scale=scale),
+        )
+    )
+    if result.departure is None:
+        return lines.properties(width=420, height=240)
+    rule = alt.Chart(data([{"step": result.departure}])).mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x="step:Q")
+    return alt.layer(lines, rule).properties(width=420, height=240)

@@ -1,0 +1,30 @@
+"""A direction in the space of the parameters, as users give it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from curvlens.errors import CurvlensError, a_kind
+from curvlens.problem import Problem
+
+Direction = Tensor | Mapping[str, Tensor]
+"""A flat vector, or a dict by parameter name."""
+
+
+def flat(problem: Problem, direction: Direction, what: str = "The direction") -> Tensor:
+    """A direction as a flat vector of the problem."""
+    if isinstance(direction, Mapping):
+        flat = problem.layout.flatten(direction, dtype=problem.dtype, device=problem.device)
+    elif isinstance(direction, Tensor) and direction.shape == (problem.layout.size,):
+        flat = direction.detach().to(problem.device, problem.dtype)
+    else:
+        given = f"shape {tuple(direction.shape)}" if isinstance(direction, Tensor) else a_kind(direction)
+        raise CurvlensError(
+            f"{what} has to be a flat vector of {problem.layout.size} numbers or a dict by parameter name, got {given}."
+        )
+    if not bool(torch.isfinite(flat).all()):
+        raise CurvlensError(f"{what} has entries that are NaN or infinite.")
+    return flat
