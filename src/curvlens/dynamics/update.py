@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from curvlens.dynamics.line import Walk
-from curvlens.dynamics.optimizers import CLASSES, Group, read
+from curvlens.dynamics.optimizers import Group, read
+from curvlens.dynamics.stepping import Copies
 from curvlens.errors import CurvlensError
 from curvlens.linalg.vectors import dot, norm
 from curvlens.operators import hessian
@@ -21,8 +21,6 @@ from curvlens.surroundings import as_found
 FORWARD = 12
 """Forward passes of the search for the critical step."""
 RESOLUTION = 1.05
-SETTLED = 1e9
-"""Steps after which no bias correction is left: those of a rule that was described."""
 
 
 @as_found
@@ -83,26 +81,7 @@ def _critical(walk: Walk, length: float, guess: float) -> tuple[float, Status]:
 
 def step(problem: Problem, groups: list[Group], gradient: Tensor) -> Tensor:
     """θ_before − θ_after, by torch's own step on copies in float64."""
-    theta, g = (problem.layout.unflatten(x.double()) for x in (problem.theta, gradient))
-    moved: dict[str, Tensor] = {}
-    for group in groups:
-        copies = {name: nn.Parameter(theta[name].clone()) for name in group.names}
-        optimizer = CLASSES[group.kind](copies.values(), lr=group.options["lr"])  # type: ignore[call-arg]
-        ways = ("foreach", "fused", "capturable", "differentiable")
-        optimizer.param_groups[0].update({k: x for k, x in group.options.items() if k not in ways})
-        for name, p in copies.items():
-            p.grad = g[name].clone()
-            state = {k: _copied(k, x) for k, x in group.state.get(name, {}).items()}
-            if "exp_avg_sq" in state and "step" not in state:
-                state |= {"exp_avg": p.grad.clone(), "step": torch.tensor(SETTLED)}
-            if state:
-                optimizer.state[p] = state
-        optimizer.step()
-        moved |= {name: theta[name] - p.detach() for name, p in copies.items()}
-    return problem.layout.flatten(moved, dtype=problem.dtype, device=problem.device)
-
-
-def _copied(key: str, value: object) -> object:
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().clone() if key == "step" else value.detach().double().clone()
+    copies = Copies(problem, groups, gradient)
+    before = copies.theta
+    copies.step(gradient)
+    return (before - copies.theta).to(problem.dtype)
