@@ -29,7 +29,7 @@ MODELS = ("4 layers", "wide", "trained")
 GRADIENTS = {"4 layers": 600, "wide": 300, "trained": 1000}
 TIMES = ("30s", "60s")
 COURSE = ("1m", "3m", "10m")
-QUICK_TIMES, QUICK_COURSE = ("8s",), ("6s", "10s")
+QUICK_TIMES, QUICK_COURSE = ("10s",), ("8s", "12s")
 LEAST = 0.01
 """Errors are relative to max(|cell|, this part of the largest cell), as in the schedule of an analysis."""
 TIME_TARGET, MEMORY_TARGET, BUDGET_TARGET = 0.3, 0.25, 1.1

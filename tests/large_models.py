@@ -1,7 +1,7 @@
 """SmolLM2 of 135 million parameters under four calculations: announced and real time and memory of each.
 
-``python tests/large_models.py eigs``, from the root of the repository, prints them as JSON; so do ``trace``, ``profile``
-and ``analysis``.
+``python tests/large_models.py eigs``, from the root of the repository, prints them as JSON; so do ``trace``,
+``profile`` and ``analysis``.
 Memory is resident memory above the model and a gradient, in a process that gives freed memory back at once; that takes
 time, so ``--time`` measures time, in a process that does not.
 """
@@ -25,6 +25,7 @@ from bench.measuring import RETURN_FREED, peak_reset, peak_since
 from bench.search import timed_products
 
 import curvlens as cl
+from curvlens.analysis import Plan
 from curvlens.profiling import Forecast
 from real import smollm2
 
@@ -85,7 +86,7 @@ def profile(problem: cl.Problem) -> dict[str, Any]:
 
 def analysis(problem: cl.Problem) -> dict[str, Any]:
     """An analysis of half an hour, or of the budget in CURVLENS_BUDGET."""
-    budget, plans = os.environ.get("CURVLENS_BUDGET", "30m"), []
+    budget, plans = os.environ.get("CURVLENS_BUDGET", "30m"), list[Plan]()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         content = cl.analyze(problem, folder, budget, announce=plans.append).content

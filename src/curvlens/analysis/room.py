@@ -29,19 +29,19 @@ class Room:
     def of(self, step: Step) -> int:
         """The peak while a step is done."""
         config, kind = step.unit.config, step.unit.kind
-        n = self.problem.blocks[config["block"]].size if config.get("block") else self.n
+        n: int = self.problem.blocks[config["block"]].size if config.get("block") else self.n
         vector = n * self.problem.dtype.itemsize
         held = self.kept + (SHARPER * self.vector if step.stage in ("sharp", "block ends", "spectra") else 0)
         product = 3 * self.vector + int(IN_A_PRODUCT * self.graph)
         if kind in ("eigs", "ends", "stability"):
-            k = config.get("k", 1) * (2 if config.get("operator", "H") == "H" else 1)
+            k = int(config.get("k", 1)) * (2 if config.get("operator", "H") == "H" else 1)
             most = n if n <= SMALL else ROOMY if n <= LONG else max(FEW, k + FEW - 1, 3 * k)
-            return held + product + (min(most, config["most"]) + k) * vector
+            return held + product + (min(most, int(config["most"])) + k) * vector
         if kind == "density":
-            return held + product + (config["steps"] + 1) * vector
+            return held + product + (int(config["steps"]) + 1) * vector
         if kind in ("block", "whole"):
-            kept = min(config["samples"] * 2 * vector, KEPT)
-            return held + product + kept + (config["samples"] // 2) * vector
+            samples = int(config["samples"])
+            return held + product + min(samples * 2 * vector, KEPT) + (samples // 2) * vector
         if kind in ("profile", "depth"):
             return held + 3 * self.vector + 4 * self.vector * (kind == "profile") + int(IN_A_PROFILE * self.graph)
         if kind == "noise":

@@ -201,7 +201,7 @@ class _Run:
                 f"The smallest that is useful is '{math.ceil(least)} gradients', about {readable_time(seconds)} here."
             )
         if self.budget is not None and self.budget.seconds is not None:
-            limit -= self.writing.seconds / self.clock.gradient
+            limit -= self._reserve() / self.clock.gradient
         self.outline = subject.outline(
             self.problem,
             has_ggn="G" in self.instrument.operators,
@@ -254,8 +254,12 @@ class _Run:
             return True
         if self.budget.gradients is not None:
             return self.known.cost + step.cost <= self.budget.gradients
-        end = (self.budget.seconds or 0.0) - self.writing.seconds
-        return self._elapsed() + self._expected(step) <= end
+        return self._elapsed() + self._expected(step) <= (self.budget.seconds or 0.0) - self._reserve()
+
+    def _reserve(self) -> float:
+        """Seconds of a budget that are kept for the page: a third at most, since a page needs numbers."""
+        seconds = None if self.budget is None else self.budget.seconds
+        return min(self.writing.seconds, (seconds or 0.0) / 3)
 
     def _elapsed(self) -> float:
         """Seconds of work so far, those of earlier runs included."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from curvlens.analysis import charts, figures
 from curvlens.blocks import Block
 
-CHARTS = 24
+CHARTS = 16
 """Charts on a page and in files that take about as long as a heat map."""
 DRAWN, PLAIN = 165 << 20, 8 << 20
 """Bytes of a page with charts, most of them for the JavaScript engine that draws, and of one without."""
