@@ -26,7 +26,7 @@ from curvlens.models import GPT, GPTConfig
 WIDE = Sizes(n_layer=2, d_model=256, n_head=8, context=64, batch=2, vocab=4000)
 """4 million parameters, most of them in two large tables."""
 MODELS = ("4 layers", "wide", "trained")
-GRADIENTS = {"4 layers": 600, "wide": 300, "trained": 1000}
+GRADIENTS = {"4 layers": 400, "wide": 200, "trained": 600}
 TIMES = ("30s", "60s")
 COURSE = ("1m", "3m", "10m")
 QUICK_TIMES, QUICK_COURSE = ("10s",), ("8s", "12s")
