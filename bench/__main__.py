@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import attention, costs, report, sdpa, search
+from bench import analysis, attention, costs, report, sdpa, search
 from bench.measuring import RETURN_FREED, run
 from bench.model import FULL, QUICK
 
@@ -32,6 +32,7 @@ def sections(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[s
     each = range(1, cores + 1)
     rows = [costs.GRADIENT, *(method.key for method in costs.TIMED)]
     lengths, tiled = attention.LENGTHS[: 1 if quick else None], list(sdpa.LENGTHS)[: 3 if quick else None]
+    budgets = analysis.QUICK_TIMES if quick else analysis.TIMES
     return {
         "timing": lambda: {str(n): child("costs.product_time", n, repetitions=repetitions) for n in each},
         "blocks": lambda: {str(cores): child("blocks.vectors", repetitions=block_repetitions)},
@@ -51,6 +52,12 @@ def sections(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[s
         "sdpa_memory": lambda: {key: held("sdpa.memory", 1, key=key) for key in sdpa.MEMORY_ROWS},
         "long_context": lambda: {way: held("sdpa.whole_model", way=way) for way in sdpa.WAYS},
         "announced": lambda: {budget: held("search.announced", budget=budget) for budget in search.BUDGETS},
+        "analysis": lambda: {
+            "time": {name: child("analysis.planned", 1, name=name) for name in analysis.MODELS},
+            "memory": {name: held("analysis.planned", 1, name=name) for name in analysis.MODELS},
+            "budgets": {budget: child("analysis.timed", 1, budget=budget) for budget in budgets},
+            "course": child("analysis.course", 1),
+        },
         "search": lambda: {"time": child("search.largest"), "memory": held("search.largest")},
     }
 

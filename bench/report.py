@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bench import assembly, attention, blocks, correctness, costs, sdpa, search, spectra
+from bench import analysis, assembly, attention, blocks, correctness, costs, sdpa, search, spectra
 from bench.tables import Results, Table, Target
 
 PACKAGES = ("curvlens", "torch", "curvlinops-for-pytorch", "PyHessian", "hessian-eigenthings")
@@ -59,6 +59,7 @@ def targets(results: Results) -> list[Target]:
         *costs.product_targets(results),
         *blocks.targets(results),
         *search.targets(results),
+        *analysis.targets(results),
         *attention.targets(results),
         *assembly.targets(results),
         *costs.profile_targets(results),
@@ -81,6 +82,7 @@ def tables(results: Results) -> list[Table]:
         blocks.table_table(results),
         search.announced_table(results),
         *([search.largest_table(results)] if "search" in results else []),
+        *analysis.tables(results),
         attention.dense_table(results),
         attention.norms_table(results),
         assembly.table(results),

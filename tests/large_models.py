@@ -1,6 +1,7 @@
-"""SmolLM2 of 135 million parameters under three calculations: announced and real time and memory of each.
+"""SmolLM2 of 135 million parameters under four calculations: announced and real time and memory of each.
 
-``python tests/large_models.py eigs``, ``trace`` or ``profile``, from the root of the repository, prints them as JSON.
+``python tests/large_models.py eigs``, from the root of the repository, prints them as JSON; so do ``trace``,
+``profile`` and ``analysis``.
 Memory is resident memory above the model and a gradient, in a process that gives freed memory back at once; that takes
 time, so ``--time`` measures time, in a process that does not.
 """
@@ -13,6 +14,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -23,6 +25,7 @@ from bench.measuring import RETURN_FREED, peak_reset, peak_since
 from bench.search import timed_products
 
 import curvlens as cl
+from curvlens.analysis import Plan
 from curvlens.profiling import Forecast
 from real import smollm2
 
@@ -81,7 +84,28 @@ def profile(problem: cl.Problem) -> dict[str, Any]:
     }
 
 
-TASKS = {"eigs": eigs, "trace": trace, "profile": profile}
+def analysis(problem: cl.Problem) -> dict[str, Any]:
+    """An analysis of half an hour, or of the budget in CURVLENS_BUDGET."""
+    budget, plans = os.environ.get("CURVLENS_BUDGET", "30m"), list[Plan]()
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        content = cl.analyze(problem, folder, budget, announce=plans.append).content
+        page = (Path(folder) / "index.html").stat().st_size
+    return {
+        "seconds": time.perf_counter() - started,
+        "announced seconds": plans[0].seconds,
+        "announced MiB": plans[0].memory / 2**20,
+        "failed": content["failed"],
+        "sections": [name for name in SECTIONS if content.get(name)],
+        "sentences": len(content["sentences"]),
+        "stages": {each["stage"]: each["seconds"] for each in content["cost"]},
+        "page bytes": page,
+    }
+
+
+SECTIONS = ("cells", "spectrum", "eigenvectors", "profile", "whole", "attention")
+
+TASKS = {"eigs": eigs, "trace": trace, "profile": profile, "analysis": analysis}
 
 
 def measured(task: str) -> dict[str, Any]:

@@ -47,3 +47,14 @@ def test_a_profile() -> None:
     assert row["adds up"]
     assert row["real MiB"] * 2**20 <= 10e9
     assert row["real MiB"] == pytest.approx(row["announced MiB"], rel=0.2)
+
+
+def test_an_analysis_of_half_an_hour() -> None:
+    """Every section that half an hour allows, within 12 GB of resident memory over model and gradients."""
+    row = in_a_process("analysis", freed=False)
+    assert row["failed"] == []
+    # What it says, the heat map, spectrum, eigenvectors and origin; λ_max of H is what stability is made of.
+    assert set(row["sections"]) >= {"cells", "spectrum", "eigenvectors", "profile", "whole"}
+    assert row["sentences"]
+    assert row["seconds"] <= 33 * 60
+    assert row["real MiB"] * 2**20 <= 12e9

@@ -12,6 +12,7 @@ from curvlens import files
 from curvlens.analysis import charts, panels
 from curvlens.analysis.numbers import said
 from curvlens.dynamics.advice import BEYOND
+from curvlens.report.assets import vega
 from curvlens.report.heat_map import QUANTITIES
 from curvlens.report.plots.frame import styled
 from curvlens.report.plots.heat import by_layer, mark
@@ -27,15 +28,27 @@ def write(content: Document, folder: Path) -> list[Path]:
     """Write all figures, each as ``.svg`` and ``.png``. Without the packages of ``curvlens[report]`` there are none."""
     if not charts.available():
         return []
-    import vl_convert
-
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, spec in figures(content):
-        svg = vl_convert.vegalite_to_svg(spec)
+        svg, png = drawn(spec)
         written.append(files.write(folder / f"{name}.svg", svg))
-        written.append(files.write(folder / f"{name}.png", vl_convert.svg_to_png(svg, scale=2)))
+        written.append(files.write(folder / f"{name}.png", png))
     return written
+
+
+def drawn(spec: charts.Spec) -> tuple[str, bytes]:
+    """A chart as vectors and as pixels."""
+    import vl_convert
+
+    svg: str = vl_convert.vegalite_to_svg(spec)
+    return svg, vl_convert.svg_to_png(svg, scale=2)
+
+
+def prepare() -> None:
+    """Load what draws, which takes seconds, and draw once."""
+    vega()
+    drawn(heat({"cells": {"H": {"trace": {}}}, "blocks": []}, "H", "trace"))
 
 
 def figures(content: Document) -> Iterator[tuple[str, charts.Spec]]:

@@ -23,17 +23,20 @@ class Known:
         self._records: dict[str, list[Record]] = {}
         self._pace: dict[str, tuple[float, float]] = {}
 
-    def add(self, record: Record, cost: float, nominal: float) -> None:
-        """Take in a record, with what it took of the budget and what a unit like it costs by the schedule."""
+    def add(self, record: Record, cost: float, expected: float) -> None:
+        """Take in a record, with what it took of the budget, and the seconds that were expected of it."""
         self._records.setdefault(record.kind, []).append(record)
         self.cost += cost
-        seconds, gradients = self.pace(record.kind)
-        self._pace[record.kind] = (seconds + record.seconds, gradients + nominal)
+        seconds, planned = self._pace.get(record.kind, (0.0, 0.0))
+        self._pace[record.kind] = (seconds + record.seconds, planned + expected)
         self.__dict__.pop("_cells", None)
 
-    def pace(self, kind: str) -> tuple[float, float]:
-        """Seconds that units of a kind took, and their gradients by the schedule."""
-        return self._pace.get(kind, (0.0, 0.0))
+    def pace(self, kind: str) -> tuple[float, bool]:
+        """Real over expected seconds of the units of a kind, or of all if there was none; whether there was one."""
+        alike = kind in self._pace
+        of = [self._pace[kind]] if alike else list(self._pace.values())
+        planned = sum(each[1] for each in of)
+        return (sum(each[0] for each in of) / planned if planned else 1.0), alike
 
     def skip(self, unit: Unit) -> None:
         """Take note of a unit that does not fit or failed: if it is one of many small ones, none of them fits."""

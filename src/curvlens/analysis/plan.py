@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from curvlens.analysis.clock import Clock
 from curvlens.analysis.known import Known
-from curvlens.analysis.schedule import STAGES, Outline, schedule
+from curvlens.analysis.schedule import STAGES, Outline, Step, schedule
+from curvlens.analysis.writing import Writing
 from curvlens.study import Budget
 from curvlens.study.budget import readable_time
 
@@ -23,6 +26,7 @@ class Stage:
     knows: str
     units: int
     gradients: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,9 @@ class Plan:
     seconds_per_gradient: float
     budget: Budget | None
     memory: int
-    """Bytes that the analysis is expected to take beside the model."""
+    """Bytes that the analysis is expected to take beside the model, at its peak."""
+    writing: float = 0.0
+    """Seconds for the page and its figures."""
 
     @property
     def gradients(self) -> float:
@@ -42,15 +48,12 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Of all stages."""
-        return self.gradients * self.seconds_per_gradient
+        """Of all stages, and of the page."""
+        return sum(stage.seconds for stage in self.stages) + self.writing
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Stage, what it will know, units, time: for a table."""
-        return [
-            (stage.name, stage.knows, str(stage.units), readable_time(stage.gradients * self.seconds_per_gradient))
-            for stage in self.stages
-        ]
+        return [(stage.name, stage.knows, str(stage.units), readable_time(stage.seconds)) for stage in self.stages]
 
 
 class _Imagined(Known):
@@ -87,17 +90,24 @@ class _Imagined(Known):
         return 1.0
 
 
-def planned(of: Outline, seconds_per_gradient: float, budget: Budget | None, memory: int) -> Plan:
-    """The plan of a schedule within its budget."""
+def planned(of: Outline, clock: Clock, budget: Budget | None, room: Callable[[Step], int], writing: Writing) -> Plan:
+    """The plan of a schedule within its budget; ``room`` gives the bytes of a step."""
     known = _Imagined(of)
     limit = of.budget if math.isfinite(of.budget) else ENDLESS
-    units: dict[str, int] = {}
-    costs: dict[str, float] = {}
+    in_time = budget is not None and budget.seconds is not None
+    taken: dict[str, list[tuple[Step, float]]] = {}
+    memory = 0
     for step in schedule(of, known):
-        if known.cost + step.cost > limit:
+        seconds = clock.seconds(step)
+        cost = seconds / clock.gradient if in_time else step.cost
+        if known.cost + cost > limit:
+            known.skip(step.unit)
             continue
-        known.cost += step.cost
-        units[step.stage] = units.get(step.stage, 0) + 1
-        costs[step.stage] = costs.get(step.stage, 0.0) + step.cost
-    stages = tuple(Stage(name, STAGES[name], units[name], costs[name]) for name in STAGES if name in units)
-    return Plan(stages, seconds_per_gradient, budget, memory)
+        known.cost += cost
+        memory = max(memory, room(step))
+        taken.setdefault(step.stage, []).append((step, seconds))
+    stages = tuple(
+        Stage(name, STAGES[name], len(found), sum(step.cost for step, _ in found), sum(seconds for _, seconds in found))
+        for name, found in ((name, taken[name]) for name in STAGES if name in taken)
+    )
+    return Plan(stages, clock.gradient, budget, memory + writing.memory, writing.seconds)

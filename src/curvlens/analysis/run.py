@@ -16,12 +16,16 @@ import torch
 from torch import Tensor
 
 from curvlens.analysis import subject
+from curvlens.analysis.clock import Clock
 from curvlens.analysis.document import document
 from curvlens.analysis.instrument import Instrument
 from curvlens.analysis.known import Known
 from curvlens.analysis.plan import Plan, planned
 from curvlens.analysis.result import Analysis
-from curvlens.analysis.schedule import Step, schedule
+from curvlens.analysis.room import Room
+from curvlens.analysis.schedule import Step, schedule, unit
+from curvlens.analysis.tokens import n_samples
+from curvlens.analysis.writing import rehearsed
 from curvlens.dynamics.advice import sentences
 from curvlens.dynamics.stability import require_edges
 from curvlens.errors import CurvlensError, a_kind
@@ -36,6 +40,8 @@ MOST_SEED = 1 << 40
 """Seeds of units are a million times as large, and are stored in 64 bits."""
 MARGIN = 1.3
 """Seconds of a unit may be so many times what is expected, until units of its kind were timed."""
+MANY = ("block", "ends")
+"""Kinds of many small units. Others may be cheap once, because they converged early, and not the next time."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,14 @@ def analyze(
     """
     if not isinstance(problem, Problem):
         raise CurvlensError(f"analyze takes a curvlens.Problem, got {a_kind(problem)}.")
+    begun = time.monotonic()
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < MOST_SEED:
         raise CurvlensError(f"seed={seed!r}, expected a whole number from 0 to 2^40.")
     if memory is not None:
         problem = problem._with(problem._evaluation.within(parse_bytes(memory)))
     if optimizer is not None:
         require_edges(problem, optimizer)  # at once, and not after all else was measured
-    run = _Run(problem, out, parse_budget(budget), optimizer, seed, minimal, progress)
+    run = _Run(problem, out, parse_budget(budget), optimizer, seed, minimal, progress, begun)
     plan = run.prepare(dry_run=dry_run)
     if announce is not None:
         announce(plan)
@@ -158,6 +165,7 @@ class _Run:
         seed: int,
         minimal: bool,
         progress: Callable[[Now], None] | None,
+        begun: float,
     ) -> None:
         self.problem, self.budget, self.seed = problem, budget, seed
         self.study = Study(out, identity=subject.identity(problem, seed, optimizer))
@@ -172,9 +180,9 @@ class _Run:
         self.spent: dict[str, list[float]] = {}
         """Seconds and gradients by stage."""
         self.failures: list[dict[str, str]] = []
-        self.skipped: dict[str, float] = {}
-        """Gradients by stage that did not fit."""
-        self.begun = time.monotonic()
+        self.skipped: dict[str, list[float]] = {}
+        """Seconds and gradients by stage that did not fit."""
+        self.begun = begun
         self.seconds_before = 0.0
         self._now: Now | None = None
         self._unheard: Exception | None = None
@@ -186,15 +194,26 @@ class _Run:
         work = self.instrument.work()
         self.stored = {key: record for kind in work for key, record in self.study.records(kind).items()}
         self.seconds_before = sum(record.seconds for record in self.stored.values())
-        clock = self.stored.get(Unit("clock", 1, {}).key)
-        if clock is None:
-            clock = self._measured(Unit("clock", 1, {}))
+        record = self.stored.get(unit("clock").key)
+        if record is None:
+            record = self._measured(unit("clock"))
             if not dry_run:
-                self._store(clock)
-        self.per_gradient = max(float(clock.result["gradient"]), 1e-6)
+                self._store(record)
+        samples = n_samples(self.problem)
+        self.clock = Clock.of(record, samples)
+        self.writing = rehearsed(self.problem.blocks.values())
         limit = math.inf
         if self.budget is not None:
-            limit = self.budget.gradients or (self.budget.seconds or 0.0) / self.per_gradient
+            limit = self.budget.gradients or (self.budget.seconds or 0.0) / self.clock.gradient
+        least = 40.0
+        if limit < least:
+            seconds = least * self.clock.gradient
+            raise CurvlensError(
+                f"budget={str(self.budget)!r} is about {limit:.0f} gradients of this problem, too few for anything. "
+                f"The smallest that is useful is '{math.ceil(least)} gradients', about {readable_time(seconds)} here."
+            )
+        if self.budget is not None and self.budget.seconds is not None:
+            limit -= self._reserve() / self.clock.gradient
         self.outline = subject.outline(
             self.problem,
             has_ggn="G" in self.instrument.operators,
@@ -203,15 +222,7 @@ class _Run:
             budget=limit,
             minimal=self.minimal,
         )
-        least = 40.0
-        if limit < least:
-            seconds = least * self.per_gradient
-            raise CurvlensError(
-                f"budget={str(self.budget)!r} is about {limit:.0f} gradients of this problem, too few for anything. "
-                f"The smallest that is useful is '{math.ceil(least)} gradients', about {readable_time(seconds)} here."
-            )
-        needed = 8 * self.problem.layout.size * self.problem.dtype.itemsize + self.problem._evaluation.cache.kept_bytes
-        return planned(self.outline, self.per_gradient, self.budget, needed)
+        return planned(self.outline, self.clock, self.budget, Room(self.problem).of, self.writing)
 
     # The work
 
@@ -229,7 +240,9 @@ class _Run:
         record = self.stored.get(step.unit.key)
         if record is None:
             if not self._fits(step):
-                self.skipped[step.stage] = self.skipped.get(step.stage, 0.0) + step.cost
+                left = self.skipped.setdefault(step.stage, [0.0, 0.0])
+                left[0] += self.clock.seconds(step)
+                left[1] += step.cost
                 self.known.skip(step.unit)
                 return
             self._tell(step)
@@ -244,8 +257,8 @@ class _Run:
                 return
             self._store(record)
         in_time = self.budget is not None and self.budget.seconds is not None
-        cost = record.seconds / self.per_gradient if in_time else step.cost
-        self.known.add(record, cost, step.cost)
+        cost = record.seconds / self.clock.gradient if in_time else step.cost
+        self.known.add(record, cost, self.clock.seconds(step))
         seconds_and_cost = self.spent.setdefault(step.stage, [0.0, 0.0])
         seconds_and_cost[0] += record.seconds
         seconds_and_cost[1] += step.cost
@@ -255,16 +268,24 @@ class _Run:
             return True
         if self.budget.gradients is not None:
             return self.known.cost + step.cost <= self.budget.gradients
-        return self._elapsed() + self._expected(step) <= (self.budget.seconds or 0.0)
+        return self._elapsed() + self._expected(step) <= (self.budget.seconds or 0.0) - self._reserve()
+
+    def _reserve(self) -> float:
+        """Seconds of a budget that are kept for the page: a third at most, since a page needs numbers."""
+        seconds = None if self.budget is None else self.budget.seconds
+        return min(self.writing.seconds, (seconds or 0.0) / 3)
 
     def _elapsed(self) -> float:
         """Seconds of work so far, those of earlier runs included."""
         return self.seconds_before + time.monotonic() - self.begun
 
     def _expected(self, step: Step) -> float:
-        """Seconds of a step, by what steps of its kind took for their gradients."""
-        seconds, gradients = self.known.pace(step.unit.kind)
-        return step.cost * (seconds / gradients if gradients else MARGIN * self.per_gradient)
+        """Seconds of a step by the clock, corrected by what was measured since: of its kind, or else of all."""
+        planned = self.clock.seconds(step)
+        ratio, alike = self.known.pace(step.unit.kind)
+        if alike and step.unit.kind in MANY:
+            return planned * ratio
+        return planned * max(ratio, 1.0) * (1.1 if alike else MARGIN)
 
     def _measured(self, unit: Unit) -> Record:
         start = time.perf_counter()
@@ -293,7 +314,7 @@ class _Run:
             left = max(self.budget.seconds - self._elapsed(), 0.0)
             share = min(self._elapsed() / self.budget.seconds, 1.0)
         elif self.budget is not None:
-            left = max(self.outline.budget - self.known.cost, 0.0) * self.per_gradient
+            left = max(self.outline.budget - self.known.cost, 0.0) * self.clock.gradient
         self._now = Now(step.stage, what or step.unit.kind, min(share, 1.0), self._elapsed(), left)
         self.progress(self._now)
 
@@ -309,8 +330,7 @@ class _Run:
     def left(self) -> list[dict[str, Any]]:
         """Stages of which something did not fit, with what it would take."""
         return [
-            {"stage": stage, "seconds": cost * self.per_gradient, "gradients": cost}
-            for stage, cost in self.skipped.items()
+            {"stage": stage, "seconds": seconds, "gradients": cost} for stage, (seconds, cost) in self.skipped.items()
         ]
 
     def costs(self, plan: Plan) -> list[dict[str, Any]]:
@@ -320,7 +340,7 @@ class _Run:
         return [
             {
                 "stage": name,
-                "planned": wanted[name].gradients * plan.seconds_per_gradient if name in wanted else 0.0,
+                "planned": wanted[name].seconds if name in wanted else 0.0,
                 "seconds": self.spent.get(name, [0.0, 0.0])[0],
                 "gradients": self.spent.get(name, [0.0, 0.0])[1],
             }

@@ -16,12 +16,19 @@ from curvlens.study import Unit
 
 PRODUCT, GGN_PRODUCT, BACKWARD, FORWARD = 2.2, 1.5, 0.7, 0.4
 """Gradients of a product with H, with G, of a backward pass through a kept graph, and of a forward pass."""
+PROBE, SETTING_UP, LATER = 6.0, 4.5, 0.9
+"""Of a probe of a profile, of a problem with its gradient and graphs, and of a product by activations of a layer, over
+one by parameters."""
 BLOCK = 0.8
 """Of a product with one block of H: autograd leaves out what other blocks need."""
 STEP = 1 + PRODUCT + 18 * FORWARD
 """The search along a step: its gradient, its curvature, and the loss at multiples of it."""
 REVISIONS = {"attention": 2, "stability": 2}
 """Of kinds whose numbers have changed; others have 1."""
+LIKE = {"gradient": 1.0, "H": PRODUCT, "G": GGN_PRODUCT}
+"""What the time of a step follows, with its cost."""
+OVERHEAD = 0.3
+"""The part of a pass that does not shrink with the samples: most of it for few, short samples."""
 CLOSE = 0.25
 """An error below this part of max(|cell|, LEAST of the largest cell) is small enough."""
 LEAST = 0.01
@@ -37,6 +44,15 @@ class Step:
     stage: str
     unit: Unit
     cost: float
+    like: str = "H"
+    """What its time follows: an entry of `LIKE`."""
+    part: float = 1.0
+    """The part of the samples that each of its passes sees."""
+
+
+def share(part: float, overhead: float) -> float:
+    """The cost of a pass through a part of the samples, over that of one through all."""
+    return part + (1 - part) * overhead
 
 
 STAGES = {
@@ -77,6 +93,8 @@ class Outline:
     budget: float
     """In gradients; infinite without one."""
     minimal: bool = False
+    vectors: int = 1 << 20
+    """How many vectors of all parameters the memory should hold at a time."""
 
 
 def schedule(of: Outline, known: Known) -> Iterator[Step]:
@@ -98,7 +116,8 @@ def _in_order(of: Outline, known: Known) -> Iterator[Step]:
     yield from _block_sizes(of, known, share=0.25, once=True)
     if not of.minimal:
         yield from _first_look(of, known)
-    yield Step("density", _density(of, "H", probes=1, steps=20), 20 * PRODUCT)
+    steps = _steps(of, 20)
+    yield Step("density", _density(of, "H", probes=1, steps=steps), steps * PRODUCT)
     # finer
     yield from _block_sizes(of, known, share=0.35)
     yield from _ggn(of, known, rounds=8, share=0.7)
@@ -110,10 +129,10 @@ def _in_order(of: Outline, known: Known) -> Iterator[Step]:
 
 
 def _start(of: Outline) -> Iterator[Step]:
-    yield Step("start", unit("clock"), 6.0)
-    yield Step("start", unit("start"), 1.5)
-    yield Step("start", unit("sanity", seed=of.seed), 1.0)
-    yield Step("start", unit("doctor"), 15.0)
+    yield Step("start", unit("clock"), 6.0, "gradient")
+    yield Step("start", unit("start"), 1.5, "gradient")
+    yield Step("start", unit("sanity", seed=of.seed), 1.0, "gradient")
+    yield Step("start", unit("doctor"), 15.0, "gradient")
 
 
 def _ggn(of: Outline, known: Known, rounds: int, share: float = 1.0) -> Iterator[Step]:
@@ -125,7 +144,7 @@ def _ggn(of: Outline, known: Known, rounds: int, share: float = 1.0) -> Iterator
         if number and (known.settled("G", CLOSE, LEAST) or known.cost > share * of.budget):
             return
         config = {"samples": samples, "seed": _seed(of, number), "norms": True}
-        yield Step("ggn", unit("ggn", **config), 2 * samples * BACKWARD)
+        yield Step("ggn", unit("ggn", **config), 2 * samples * BACKWARD, "gradient")
 
 
 def _ends(of: Outline, k: int, tol: float, most: int) -> Iterator[Step]:
@@ -156,30 +175,32 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
     yield Step("panels", unit("whole", **config), SAMPLES * PRODUCT)
     for number in known.extremes().values():
         vector = [known.vectors_key, number]
-        yield Step("panels", unit("line", vector=vector), 24 * FORWARD + 1 + PRODUCT)
+        yield Step("panels", unit("line", vector=vector), 24 * FORWARD + 1 + PRODUCT, "gradient")
         radius = known.radius(vector)
         if radius:
-            yield Step("panels", unit("tokens", vector=vector, radius=radius, most=12), 2 * FORWARD)
+            yield Step("panels", unit("tokens", vector=vector, radius=radius, most=12), 2 * FORWARD, "gradient")
     if of.has_optimizer:
         yield Step("panels", unit("stability", tol=5e-2, most=24), 16 * PRODUCT + STEP)
     if not of.has_optimizer or known.left_out("stability"):
         yield Step("panels", unit("adam", lr=1e-3, tol=5e-2, most=24), 16 * PRODUCT + STEP)
-    yield Step("panels", unit("descent"), STEP)
-    yield Step(
-        "panels", unit("noise", samples=min(of.samples, 64), seed=of.seed), 1.0 + min(of.samples, 64) / of.samples
-    )
-    yield Step("panels", unit("profile", samples=4, seed=of.seed), 24.0)
+    yield Step("panels", unit("descent"), STEP, "gradient")
+    if of.samples > 2:  # a covariance and its error need three
+        drawn, one = min(of.samples, 64), 1 / of.samples  # each sample goes through the model twice
+        cost = 1.0 + 2 * drawn * share(one, OVERHEAD)
+        yield Step("panels", unit("noise", samples=drawn, seed=of.seed), cost, "gradient", one)
+    yield Step("panels", _profile(of, 4), 4 * PROBE)
     for path in _some(list(of.layers.values()), 4):
         yield _depth(of, path)
-    yield Step("panels", unit("attention"), 1.0)
+    yield Step("panels", unit("attention"), 1.0, "gradient")
     if of.has_ggn and of.has_heads:
         samples = 16  # a backward pass through one layer, and the softmax once more, for each
         cost = 1.0 + samples * (BACKWARD / max(len(of.layers), 1) + 0.1)
-        yield Step("panels", unit("attention-theory", samples=samples, seed=_seed(of, 0)), cost)
-        yield Step("panels", unit("ggn-heads", samples=16, seed=_seed(of, 0)), 16 * BACKWARD)
+        yield Step("panels", unit("attention-theory", samples=samples, seed=_seed(of, 0)), cost, "gradient")
+        yield Step("panels", unit("ggn-heads", samples=16, seed=_seed(of, 0)), 16 * BACKWARD, "gradient")
     parts = _parts(of)
     for config in parts:
-        yield Step("panels", unit("spread", **config), (1.5 + 8 * BACKWARD) / len(parts))
+        cost = (SETTING_UP + 8 * BACKWARD) * share(1 / len(parts), OVERHEAD)
+        yield Step("panels", unit("spread", **config), cost, "gradient", 1 / len(parts))
 
 
 def _parts(of: Outline) -> list[dict[str, Any]]:
@@ -189,7 +210,12 @@ def _parts(of: Outline) -> list[dict[str, Any]]:
 
 
 def _depth(of: Outline, path: str) -> Step:
-    return Step("panels", unit("depth", path=path, samples=4, seed=of.seed), 4 * (PRODUCT + GGN_PRODUCT) / 2)
+    return Step("panels", unit("depth", path=path, samples=4, seed=of.seed), 4 * (PRODUCT + GGN_PRODUCT) * LATER)
+
+
+def _profile(of: Outline, samples: int) -> Unit:
+    """Without the search for the largest eigenvalue, which takes as long as it takes."""
+    return unit("profile", samples=samples, seed=of.seed, top=False)
 
 
 def _some(names: Sequence[str], most: int) -> list[str]:
@@ -200,25 +226,32 @@ def _some(names: Sequence[str], most: int) -> list[str]:
     return [names[i] for i in places]
 
 
+def _steps(of: Outline, wanted: int) -> int:
+    """Lanczos steps of a density, each of which keeps a vector: fewer for very long vectors, ten at least."""
+    return max(min(wanted, of.vectors), 10)
+
+
 def _density(of: Outline, letter: str, *, probes: int, steps: int, role: str = "", block: str = "") -> Unit:
     config = {"operator": letter, "role": role, "block": block, "probes": probes, "steps": steps, "seed": of.seed}
     return unit("density", **config)
 
 
 def _sharper(of: Outline, known: Known) -> Iterator[Step]:
-    yield from _ends(of, k=5, tol=1e-3, most=80)
-    yield Step("density", _density(of, "H", probes=2, steps=40), 80 * PRODUCT)
+    yield from _ends(of, k=max(min(5, of.vectors // 5), 2), tol=1e-3, most=80)
+    steps = _steps(of, 40)
+    yield Step("density", _density(of, "H", probes=2, steps=steps), 2 * steps * PRODUCT)
     if of.has_ggn:
         config = {"operator": "G", "k": 1, "tol": 1e-2, "most": 40, "seed": of.seed}
-        yield Step("sharp", unit("eigs", **config), 30 * GGN_PRODUCT)
-        yield Step("density", _density(of, "G", probes=2, steps=40), 80 * GGN_PRODUCT)
+        yield Step("sharp", unit("eigs", **config), 30 * GGN_PRODUCT, "G")
+        yield Step("density", _density(of, "G", probes=2, steps=steps), 2 * steps * GGN_PRODUCT, "G")
         yield Step("sharp", unit("whole", operator="F", samples=16, seed=_seed(of, 1)), 16 * PRODUCT)
     yield Step("sharp", unit("whole", operator="H", samples=16, seed=_seed(of, 1)), 16 * PRODUCT)
     if not of.minimal:
-        for part in _parts(of):
-            step = unit("sharp-part", **part, tol=2e-2, most=14)
-            yield Step("sharp", step, (8 + 14) * PRODUCT / part["of"])
-        yield Step("sharp", unit("profile", samples=16, seed=of.seed), 96.0)
+        parts = _parts(of)
+        for part in parts:
+            cost = (SETTING_UP + (8 + 14) * PRODUCT) * share(1 / len(parts), OVERHEAD)
+            yield Step("sharp", unit("sharp-part", **part, tol=2e-2, most=14), cost, "H", 1 / len(parts))
+        yield Step("sharp", _profile(of, 16), 16 * PROBE)
         for path in of.layers.values():
             yield _depth(of, path)
 
@@ -229,14 +262,15 @@ def _block_ends(of: Outline, known: Known, share: float) -> Iterator[Step]:
             if known.cost >= share * of.budget:
                 return
             config = {"operator": letter, "block": name, "tol": 2e-2, "most": 40, "seed": of.seed}
-            yield Step("block ends", unit("ends", **config), 14 * BLOCK)
+            yield Step("block ends", unit("ends", **config), 14 * BLOCK, letter)
 
 
 def _spectra(of: Outline, known: Known, share: float) -> Iterator[Step]:
     for role in of.roles:
         if known.cost >= share * of.budget:
             return
-        yield Step("spectra", _density(of, "H", probes=1, steps=30, role=role), 30 * PRODUCT)
+        steps = _steps(of, 30)
+        yield Step("spectra", _density(of, "H", probes=1, steps=steps, role=role), steps * PRODUCT)
     for name in known.largest():
         if known.cost >= share * of.budget:
             return

@@ -19,6 +19,9 @@ from curvlens.losses import CausalLM
 from curvlens.problem import Problem
 from curvlens.profiling.depth import layer_path
 
+VECTORS = 6 << 30
+"""Bytes that the vectors of one unit may take. What is measured depends on it, so it does not follow the machine."""
+
 
 def identity(problem: Problem, seed: int, optimizer: Any) -> dict[str, Any]:
     """Fingerprints of model, data and optimiser, and what else the numbers depend on."""
@@ -59,6 +62,7 @@ def outline(problem: Problem, *, has_ggn: bool, optimizer: Any, seed: int, budge
         seed,
         budget,
         minimal,
+        VECTORS // (problem.layout.size * problem.dtype.itemsize),
     )
 
 

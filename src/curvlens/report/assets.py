@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -69,8 +70,9 @@ def asset(name: str) -> str:
     return files("curvlens.report").joinpath(name).read_text(encoding="utf-8")
 
 
+@cache
 def vega() -> str:
-    """Vega, Vega-Lite and vega-embed as one script."""
+    """Vega, Vega-Lite and vega-embed as one script: bundled once, which takes seconds."""
     try:
         import vl_convert
     except ImportError as error:

@@ -1,0 +1,49 @@
+"""The memory of each step of an analysis, before any is done."""
+
+from __future__ import annotations
+
+from curvlens.analysis.instrument import KEPT
+from curvlens.analysis.schedule import Step
+from curvlens.linalg.plan import FEW, ROOMY, SMALL
+from curvlens.linalg.vectors import LONG
+from curvlens.problem import Problem
+
+IN_A_PRODUCT, IN_A_PROFILE = 1.0, 2.0
+"""What a product takes beside a kept graph, over this graph; and what recordings and tangents take."""
+SHARPER = 12
+"""Eigenvectors that stay: 2 of the first search, 10 of the second."""
+
+
+class Room:
+    """Bytes beside the model: kept graphs, working vectors, and what a kind of unit holds on top."""
+
+    def __init__(self, problem: Problem) -> None:
+        cache = problem._evaluation.cache
+        cache.prepare()  # builds the graphs, as the first product would
+        self.problem = problem
+        self.n = problem.layout.size
+        self.vector = self.n * problem.dtype.itemsize
+        self.graph = max(cache.largest_bytes, 1)
+        self.kept = cache.kept_bytes + cache.point_bytes
+
+    def of(self, step: Step) -> int:
+        """The peak while a step is done."""
+        config, kind = step.unit.config, step.unit.kind
+        n: int = self.problem.blocks[config["block"]].size if config.get("block") else self.n
+        vector = n * self.problem.dtype.itemsize
+        held = self.kept + (SHARPER * self.vector if step.stage in ("sharp", "block ends", "spectra") else 0)
+        product = 3 * self.vector + int(IN_A_PRODUCT * self.graph)
+        if kind in ("eigs", "ends", "stability", "adam"):
+            k = int(config.get("k", 1)) * (2 if config.get("operator", "H") == "H" else 1)
+            most = n if n <= SMALL else ROOMY if n <= LONG else max(FEW, k + FEW - 1, 3 * k)
+            return held + product + (min(most, int(config["most"])) + k) * vector
+        if kind == "density":
+            return held + product + (int(config["steps"]) + 1) * vector
+        if kind in ("block", "whole", "sharp-part"):
+            samples = int(config["samples"])
+            return held + product + min(samples * 2 * vector, KEPT) + (samples // 2) * vector
+        if kind in ("profile", "depth"):
+            return held + 3 * self.vector + 4 * self.vector * (kind == "profile") + int(IN_A_PROFILE * self.graph)
+        if kind == "noise":
+            return held + 8 * 9 * self.n + self.graph
+        return held + product + 2 * self.vector
