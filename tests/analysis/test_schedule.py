@@ -7,7 +7,7 @@ from pathlib import Path
 
 import curvlens as cl
 from curvlens.analysis import subject
-from curvlens.analysis.known import Known
+from curvlens.analysis.plan import Imagined
 from curvlens.analysis.schedule import SAMPLES, schedule
 from curvlens.study import Study
 from subjects import problem
@@ -16,7 +16,7 @@ from subjects import problem
 def test_no_unit_twice() -> None:
     asked = problem()
     of = subject.outline(asked, has_ggn=True, optimizer=None, seed=0, budget=1e9, minimal=False)
-    count = Counter(step.unit.key for step in schedule(of, Known(of.blocks)))
+    count = Counter(step.unit.key for step in schedule(of, Imagined(of)))
     assert len(count) > 20
     assert max(count.values()) == 1
 

@@ -51,7 +51,7 @@ def _effective_rank(trace: Document | None, norm: Document | None) -> str:
 
 def parts(content: Document) -> dict[str, list[Part]]:
     """For each block, what its drawer shows below the numbers."""
-    densities = {each["block"]: each for each in content["spectrum"]["densities"] if each["block"]}
+    densities = {each["block"]: each for each in content["spectrum"]["densities"] if each["block"] and _finite(each)}
     found = content.get("profile")
     profile = from_plain(json.loads(found["profile"])) if found else None
     heads: dict[str, list[tuple[str, Document]]] = {}
@@ -70,6 +70,12 @@ def parts(content: Document) -> dict[str, list[Part]]:
             of += _modules(profile, block["parameters"])
         shown[name] = of
     return shown
+
+
+def _finite(density: Document) -> bool:
+    """Whether a density can be drawn."""
+    numbers = [x for name in ("x", "share", "low", "high") for x in density[name]]
+    return all(x is not None and math.isfinite(x) for x in numbers)
 
 
 def _spectrum(density: Document) -> Shares:

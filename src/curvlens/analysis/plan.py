@@ -56,7 +56,7 @@ class Plan:
         return [(stage.name, stage.knows, str(stage.units), readable_time(stage.seconds)) for stage in self.stages]
 
 
-class _Imagined(Known):
+class Imagined(Known):
     """Knows what a schedule asks about, without having measured: each block in turn, until the share is spent."""
 
     def __init__(self, of: Outline) -> None:
@@ -64,6 +64,7 @@ class _Imagined(Known):
         self._seen: dict[str, int] = {}
 
     def next_block(self, *, once: bool, close: float, least: float) -> str | None:
+        """Each block in turn, three times."""
         todo = [name for name in self.blocks if name not in self._seen]
         if once and not todo:
             return None
@@ -74,25 +75,30 @@ class _Imagined(Known):
         return name
 
     def rounds(self, name: str) -> int:
+        """As if each had been measured."""
         return self._seen.get(name, 1) - 1
 
     def settled(self, letter: str, close: float, least: float) -> bool:
+        """Never."""
         return False
 
     def extremes(self) -> dict[str, int]:
+        """Both."""
         return {"top": 1, "bottom": 0}
 
     @property
     def vectors_key(self) -> str:
+        """A key of no record."""
         return "imagined"
 
     def radius(self, vector: Any) -> float | None:
+        """Any."""
         return 1.0
 
 
 def planned(of: Outline, clock: Clock, budget: Budget | None, room: Callable[[Step], int], writing: Writing) -> Plan:
     """The plan of a schedule within its budget; ``room`` gives the bytes of a step."""
-    known = _Imagined(of)
+    known = Imagined(of)
     limit = of.budget if math.isfinite(of.budget) else ENDLESS
     in_time = budget is not None and budget.seconds is not None
     taken: dict[str, list[tuple[Step, float]]] = {}

@@ -110,7 +110,7 @@ def stability(
 
 def require_edges(problem: Problem, optimizer: Any) -> None:
     """Raise for an optimiser whose edge cannot be computed, before anything is."""
-    for group in read(problem, optimizer, None):
+    for group in read(problem, optimizer, None, fresh=True):
         edges(group)
 
 
