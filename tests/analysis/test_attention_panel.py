@@ -306,12 +306,12 @@ def test_heads_of_a_group_share_keys() -> None:
 
 def test_no_unit_is_taken_twice() -> None:
     """A coarse and a fine round ask for some of the same units. Counted twice, their errors would be too small."""
-    from curvlens.analysis.plan import _Imagined
+    from curvlens.analysis.plan import Imagined
     from curvlens.analysis.schedule import schedule
     from curvlens.analysis.subject import outline
 
     of = outline(problem(), has_ggn=True, optimizer=None, seed=0, budget=2000.0, minimal=False)
-    known = _Imagined(of)
+    known = Imagined(of)
     keys = []
     for step in schedule(of, known):
         keys.append(step.unit.key)
@@ -324,7 +324,7 @@ def test_the_page(tmp_path: Path) -> None:
     """JSON and page have heads beside their curvature, ranks, and theory beside the measured traces."""
     model = gpt(n_layer=3)
     own = asked(model)
-    found = cl.analyze(own, tmp_path / "run", "330 gradients")
+    found = cl.analyze(own, tmp_path / "run", "420 gradients")
     content = json.loads((tmp_path / "run" / "analysis.json").read_text())
     assert content["failed"] == []
     G = Truth(model, [batch()], rows, square=False).ggn

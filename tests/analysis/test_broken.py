@@ -20,7 +20,7 @@ def test_a_unit_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
         raise RuntimeError("no attention here")
 
     monkeypatch.setattr(attention, "seen", broken)
-    found = cl.analyze(problem(), tmp_path / "run", "170 gradients")
+    found = cl.analyze(problem(), tmp_path / "run", "260 gradients")
     assert [failure["kind"] for failure in found.content["failed"]] == ["attention"]
     assert "RuntimeError: no attention here" in found.page.read_text()
     assert len(found.content["cells"]["G"]["trace"]) == len(problem().blocks)
@@ -86,11 +86,12 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
         cl.analyze(problem(), tmp_path / "run", "60 gradients", minimal=True)
 
 
-def test_an_optimiser_without_a_known_edge_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_optimiser_with_a_broken_state_is_refused_at_once(tmp_path: Path) -> None:
     asked = problem()
-    fresh = torch.optim.Adam(asked.model.parameters()).state_dict()
-    with pytest.raises(cl.CurvlensError, match="no second moments yet"):
-        cl.analyze(asked, tmp_path / "run", "60 gradients", optimizer=fresh)
+    saved = torch.optim.Adam(asked.model.parameters()).state_dict()
+    saved["param_groups"][0]["betas"] = (1.0, 0.999)
+    with pytest.raises(cl.CurvlensError, match="betas"):
+        cl.analyze(asked, tmp_path / "run", "60 gradients", optimizer=saved)
     assert not (tmp_path / "run").exists()
 
 

@@ -114,7 +114,7 @@ def opened(browser: Any, files: dict[str, Path]) -> Iterator[Any]:
 
 def test_every_chart_is_drawn_and_none_is_wider_than_the_page(opened: Any) -> None:
     seen = opened().drawn()
-    assert seen.tab.locator("[data-chart]").count() == 14
+    assert seen.tab.locator("[data-chart]").count() == 15
     assert seen.tab.locator("[data-chart] svg path").count() > 100
     assert seen.width() == 1400
 

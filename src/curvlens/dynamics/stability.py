@@ -110,7 +110,8 @@ def stability(
 
 def require_edges(problem: Problem, optimizer: Any) -> None:
     """Raise for an optimiser whose edge cannot be computed, before anything is."""
-    for group in read(problem, optimizer, None, fresh=True):
+    groups, _ = begun(problem, read(problem, optimizer, None, fresh=True))
+    for group in groups:
         edges(group)
 
 
