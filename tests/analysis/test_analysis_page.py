@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+import curvlens as cl
 import documents
 from curvlens.analysis import charts, drawer, figures
+from curvlens.analysis.document import curve
 from curvlens.analysis.numbers import number, said
 from curvlens.analysis.page import page
 from curvlens.analysis.result import Analysis, load_analysis
+from curvlens.dynamics.advice import where_it_sits
 from curvlens.report.content import Number
+from subjects import problem
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -263,3 +267,23 @@ def test_eigenvectors_between_the_ends_are_one_fold() -> None:
     order = [made.index(f'id="eigenvector{each}"') for each in ("-9", "-0", "s-between", "-8", "-1")]
     assert order == sorted(order)
     assert "8 eigenvectors between these" in made
+
+
+def test_no_band_below_zero_where_no_eigenvalue_can_be() -> None:
+    G = cl.ggn(problem())
+    density = cl.density(G, probes=2, steps=20)
+    free, bound = curve(density), curve(density, psd=True)
+    below = [i for i, x in enumerate(bound["x"][1:]) if x <= 0]
+    assert below
+    assert all(bound[name][i] == 0 for name in ("share", "low", "high") for i in below)
+    assert any(free["high"][i] > 0 for i in below)
+    assert [x for i, x in enumerate(bound["high"]) if i not in below] == free["high"][len(below) :]
+
+
+def test_a_tied_block_is_named_with_its_other_name() -> None:
+    content = documents.document()
+    for block in content["blocks"]:
+        block["also"] = ["unembed"] if block["name"] == "embed" else []
+    content["cells"]["G"]["trace"]["embed"] = documents.estimate(1e4, 0.01)
+    (sentence,) = list(where_it_sits(content))
+    assert sentence.text.startswith("embed (also unembed)")

@@ -296,7 +296,7 @@ def test_the_command(pair: list[Path], tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["compare", *map(str, pair), "--out", str(out), "--names", "one,two"])
     assert done.exit_code == 0, done.output
     assert "The sharpness λ_max rose from 12.1 to 29 (× 2.4)." in done.output
-    assert "within errors" in done.output
+    assert "not clear" in done.output
     assert "two" in done.output
     assert out.exists()
     refused = CliRunner().invoke(app, ["compare", str(pair[0]), "--out", str(out)])

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from curvlens.cli import app
 from curvlens.cli.adder import trained
 from curvlens.cli.analyze import _Told
 from curvlens.data import Addition
+from curvlens.report.terminal.analysis import summary
 
 
 def invoke(*words: str) -> tuple[int, str]:
@@ -34,12 +36,15 @@ def test_demo(tmp_path: Path) -> None:
     assert code == 0, said
     assert "of the Gauss–Newton trace" in said
     assert "trace of G, layers 0 to 1" in said
-    assert "▀" in said
+    assert re.search(r"attn\.q( [0-9]){2} ", said)  # no colours here: the map is in digits
+    assert "0 to 9: " in said
     page = (tmp_path / "run" / "index.html").read_text()
     assert page.startswith("<!doctype html>")
     content = json.loads((tmp_path / "run" / "analysis.json").read_text())
     assert len(content["cells"]["G"]["trace"]) == 20
     assert content["sanity"]["shuffled_loss"] > content["point"]["loss"]
+    in_colour = list(summary(content))
+    assert any("▀▀▀▀" in line.plain for line in in_colour)
     # the same command again: nothing is measured, the numbers are the same
     code, said = invoke("demo", "--out", str(tmp_path / "run"), "--budget", "150 gradients")
     again = json.loads((tmp_path / "run" / "analysis.json").read_text())

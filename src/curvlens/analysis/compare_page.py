@@ -90,7 +90,7 @@ def _change(change: Document | None) -> list[Words]:
     verdict = (
         Mark("changed", "strong")
         if change["clear"]
-        else Mark("within errors" if change["clear"] is False else "error not known", "faint")
+        else Mark("not clear" if change["clear"] is False else "error not known", "faint")
     )
     sign = "+" if change["value"] > 0 else ""
     ratio: Words = "" if change["ratio"] is None else Number(short(change["ratio"]), "", change["ratio"])

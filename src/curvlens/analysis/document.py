@@ -179,7 +179,7 @@ def _spectrum(known: Known) -> dict[str, Any]:
     for (letter, role, block), record in best.items():
         density = _density_of(record)
         assert density is not None
-        picture = {"operator": letter, "role": role, "block": block, **curve(density)}
+        picture = {"operator": letter, "role": role, "block": block, **curve(density, psd=letter == "G")}
         about = {
             "probes": density.probes,
             "n": density.n,
@@ -199,8 +199,8 @@ def _spectrum(known: Known) -> dict[str, Any]:
     return found
 
 
-def curve(density: Density) -> dict[str, Any]:
-    """A density on a symmetric logarithmic axis: its share between grid points, and a band."""
+def curve(density: Density, *, psd: bool = False) -> dict[str, Any]:
+    """A density on a symmetric logarithmic axis: its share between grid points, and a band; none below 0 for G."""
     largest = float(density.nodes.abs().max())
     if not largest:
         return {"x": [0.0], "share": [1.0], "low": [1.0], "high": [1.0], "atoms": [[0.0, 1.0]]}
@@ -211,11 +211,12 @@ def curve(density: Density) -> dict[str, Any]:
     low, high = density.band(x)
     share = cdf.diff()
     half = ((high - low) / 2)[1:]
+    possible = x[1:] > 0 if psd else torch.ones_like(share, dtype=torch.bool)
     return {
         "x": x.tolist(),
-        "share": share.clamp(min=0).tolist(),
-        "low": (share - half).clamp(min=0).tolist(),
-        "high": (share + half).clamp(max=1).tolist(),
+        "share": share.clamp(min=0).where(possible, 0.0).tolist(),
+        "low": (share - half).clamp(min=0).where(possible, 0.0).tolist(),
+        "high": (share + half).clamp(max=1).where(possible, 0.0).tolist(),
         "atoms": [[value, mass] for value, mass in density.atoms()],
     }
 
@@ -311,6 +312,7 @@ def _blocks(problem: Problem) -> list[dict[str, Any]]:
             "role": block.role,
             "size": block.size,
             "parameters": list(block.parameters),
+            "also": list(block.aliases),
         }
         for name, block in problem.blocks.items()
     ]

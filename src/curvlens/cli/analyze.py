@@ -82,7 +82,7 @@ def show_analysis(wanted: Wanted) -> bool:
 
 
 def _show(analysis: Analysis, console: Console) -> None:
-    for line in summary(analysis.content):
+    for line in summary(analysis.content, colours=console.color_system is not None):
         console.print(line, highlight=False)
     ended = analysis.content["ended"]
     if ended == "interrupted":

@@ -39,7 +39,7 @@ def _show(found: Comparison, console: Console) -> None:
             shown = ["", "", "not in both"]
         else:
             ratio = "" if change["ratio"] is None else short(change["ratio"])
-            verdict = {True: "changed", False: "within errors", None: "error not known"}[change["clear"]]
+            verdict = {True: "changed", False: "not clear", None: "error not known"}[change["clear"]]
             shown, style = [signed(change), ratio, verdict], "" if change["clear"] else "dim"
         rows.append([Text(about["title"]), *map(Text, values), *(Text(each, style=style) for each in shown)])
     titles = ["quantity", *heads, "difference", "ratio", "verdict"]

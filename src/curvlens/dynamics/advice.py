@@ -78,8 +78,10 @@ def where_it_sits(content: Content) -> Iterator[Sentence]:
     share = held / total
     error = math.hypot((1 - share) * inside, share * outside) / total
     what = "the Gauss–Newton trace" if letter == "G" else "the trace of H"
+    also = {block["name"]: block.get("also", ()) for block in content.get("blocks", ())}
+    named = [f"{name} (also {', '.join(also[name])})" if also.get(name) else name for name in taken]
     yield Sentence(
-        f"{_joined(taken)} {'hold' if len(taken) > 1 else 'holds'} {percent(share, error)} of {what}, of {len(groups)} "
+        f"{_joined(named)} {'hold' if len(taken) > 1 else 'holds'} {percent(share, error)} of {what}, of {len(groups)} "
         "layers and other blocks.",
         "heat",
     )

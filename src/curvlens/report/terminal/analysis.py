@@ -14,8 +14,8 @@ STEPS = ("#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b
 TONES = {"good": "green", "warn": "yellow", "bad": "bold red", "": ""}
 
 
-def summary(content: Mapping[str, Any]) -> Iterator[Text]:
-    """Lines for one screen."""
+def summary(content: Mapping[str, Any], *, colours: bool = True) -> Iterator[Text]:
+    """Lines for one screen. Without colours the heat map is in digits."""
     point = content.get("point", {})
     facts = [f"{content['parameters']:,} parameters"]
     if "tokens" in point:
@@ -23,10 +23,10 @@ def summary(content: Mapping[str, Any]) -> Iterator[Text]:
     yield Text(f"\n{printable(content['name'])}", style="bold").append(f" · {' · '.join(facts)}", style="dim")
     for number, sentence in enumerate(content["sentences"], start=1):
         yield Text(f" {number} ").append(printable(sentence["text"]), style=TONES[sentence["tone"]])
-    yield from heat_map(content)
+    yield from heat_map(content, colours=colours)
 
 
-def heat_map(content: Mapping[str, Any]) -> Iterator[Text]:
+def heat_map(content: Mapping[str, Any], *, colours: bool = True) -> Iterator[Text]:
     """Traces of G (or of H) by role and layer; two roles share a line of half-blocks."""
     letter = "G" if "trace" in content["cells"].get("G", {}) else "H"
     traces = content["cells"].get(letter, {}).get("trace", {})
@@ -39,6 +39,12 @@ def heat_map(content: Mapping[str, Any]) -> Iterator[Text]:
     low, high = min(sizes, default=1.0), max(sizes, default=1.0)
     yield Text(f"\n trace of {letter}, layers 0 to {len(layers) - 1} from left to right", style="dim")
     width = max(len(printable(role)) for role in roles)
+    if not colours:
+        for role in roles:
+            digits = (_step(values.get((role, layer)), low, high) for layer in layers)
+            yield Text(f" {printable(role):>{width}} {' '.join('.' if d is None else str(d) for d in digits)}")
+        yield Text(f" 0 to {len(STEPS) - 1}: {low:.2g} to {high:.2g}, in even steps of the logarithm", style="dim")
+        return
     for pair in _pairs(roles):
         line = Text(f" {' / '.join(printable(role) for role in pair if role):>{2 * width + 3}} ")
         for layer in layers:
@@ -56,7 +62,12 @@ def _pairs(roles: Sequence[str]) -> list[tuple[str, str | None]]:
 
 
 def _colour(value: float | None, low: float, high: float) -> str | None:
+    step = _step(value, low, high)
+    return None if step is None else STEPS[step]
+
+
+def _step(value: float | None, low: float, high: float) -> int | None:
     if not value or not math.isfinite(value):
         return None
     place = math.log(max(abs(value), low) / low) / (math.log(high / low) or 1.0)
-    return STEPS[min(int(place * len(STEPS)), len(STEPS) - 1)]
+    return min(int(place * len(STEPS)), len(STEPS) - 1)
