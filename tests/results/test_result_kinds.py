@@ -24,6 +24,7 @@ SAMPLES = {
     "Eigs": "eigs-converged",
     "Estimate": "estimate-diagonal",
     "Forecast": "forecast",
+    "Landscape": "landscape",
     "Level": "level",
     "Line": "line",
     "Noise": "noise",

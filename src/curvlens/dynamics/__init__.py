@@ -3,9 +3,10 @@
 from curvlens.dynamics.attribute import attribute
 from curvlens.dynamics.data_size import data_size
 from curvlens.dynamics.forecast import forecast
+from curvlens.dynamics.landscape import landscape
 from curvlens.dynamics.line import line
 from curvlens.dynamics.noise import noise
 from curvlens.dynamics.rules import SGD, Adam, AdamW
 from curvlens.dynamics.stability import stability
 
-__all__ = ["SGD", "Adam", "AdamW", "attribute", "data_size", "forecast", "line", "noise", "stability"]
+__all__ = ["SGD", "Adam", "AdamW", "attribute", "data_size", "forecast", "landscape", "line", "noise", "stability"]

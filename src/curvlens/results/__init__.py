@@ -8,6 +8,7 @@ from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import Estimate
 from curvlens.results.forecast import Forecast
+from curvlens.results.landscape import Landscape
 from curvlens.results.line import Line
 from curvlens.results.noise import Noise
 from curvlens.results.profile import COLUMNS, DIGITS, OWN, Portion, Profile, Row, aligned
@@ -28,6 +29,7 @@ __all__ = [
     "Eigs",
     "Estimate",
     "Forecast",
+    "Landscape",
     "Level",
     "Line",
     "Noise",

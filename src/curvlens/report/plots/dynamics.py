@@ -1,4 +1,5 @@
-"""Training: the loss along a line, the distance to the edge of stability, the course of an optimiser."""
+"""Training: the loss along a line, the distance to the edge of stability, the course of an optimiser, the
+landscape of k samples."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Any
 
 from curvlens.errors import CurvlensError, printable
 from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data
-from curvlens.results import Forecast, Line, Stability
+from curvlens.results import Forecast, Landscape, Line, Stability
 
+GREEN = "#009e73"
 SHOWN = 4
 """Times the radius of agreement: far enough to see the two part."""
 POINTS = 121
@@ -112,3 +114,49 @@ def forecast(result: Forecast, what: str = "loss") -> Any:
         return lines.properties(width=420, height=240)
     rule = alt.Chart(data([{"step": result.departure}])).mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x="step:Q")
     return alt.layer(lines, rule).properties(width=420, height=240)
+
+
+def landscape(result: Landscape, what: str = "settling") -> Any:
+    """Increments and distances against k; ``what="around"``: √E D² around θ, by the quadratic model and in truth."""
+    alt = altair()
+    if what not in ("settling", "around"):
+        raise CurvlensError(f"what={what!r}, expected 'settling' or 'around'.")
+    sizes = result.k.tolist()
+    if what == "settling":
+        shown = {"increment": result.increment, "distance": result.distance}
+        if len(result.hessian_distance):
+            shown |= {"gradient": result.gradient_distance, "Hessian": result.hessian_distance}
+        records = [
+            {"k": k, "value": value, "what": name}
+            for name, values in shown.items()
+            for k, value in zip(sizes, values.tolist(), strict=True)
+        ]
+        colours = [BLUE, INK, ORANGE, GREEN][: len(shown)]
+        colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=list(shown), range=colours))
+        dash, title = alt.value([1, 0]), "root mean square"
+    else:
+        if not len(result.radii):
+            raise CurvlensError("There are no surroundings: the landscape was measured at θ only. Give radii=[0.1].")
+        both = {"quadratic model": result.second, "true": result.true_second}
+        records = [
+            {"k": k, "value": float(values[i, j]) ** 0.5, "what": name, "radius": f"{radius:.3g}"}
+            for name, values in both.items()
+            for i, radius in enumerate(result.radii.tolist())
+            for j, k in enumerate(sizes)
+            if float(values[i, j]) > 0
+        ]
+        colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=list(both), range=[BLUE, INK]))
+        dash, title = alt.StrokeDash("radius:N", title="radius"), "√E D²"
+    records = [record for record in records if record["value"] > 0]
+    log = alt.Scale(type="log")
+    return (
+        alt.Chart(data(records))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("k:Q", title="samples", scale=log),
+            y=alt.Y("value:Q", title=title, scale=log),
+            color=colour,
+            strokeDash=dash,
+        )
+        .properties(width=420, height=260)
+    )

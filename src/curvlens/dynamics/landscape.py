@@ -1,0 +1,309 @@
+"""How does the loss landscape settle as data grow?
+
+One more sample changes the mean loss by D_k/(k + 1), where D_k = l_{k+1} − L_k at every w. Around θ, with Δ for sample
+k + 1 less the mean of the first k, D_k is Δl + Δgᵀδ + ½ δᵀΔH δ to second order. Its mean and second moment over a
+sphere, a Gaussian or a subspace are known in closed form (`docs/explanation/math.md`, "Landscape").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from curvlens.dynamics.per_sample import PerSample, losses, measured
+from curvlens.dynamics.provenance import provenance
+from curvlens.dynamics.separated import Separated
+from curvlens.errors import CurvlensError, NonFiniteLossError
+from curvlens.linalg.counted import whole
+from curvlens.operators.base import Progress
+from curvlens.operators.curvature import require_problem
+from curvlens.problem import Problem
+from curvlens.results import Estimate, Landscape, Status
+from curvlens.surroundings import as_found
+
+Around = Literal["sphere", "gaussian"]
+AGREEMENT = 0.05
+GROUPS = 10
+"""Groups of orders, for the errors of slopes."""
+FEWEST = 16
+
+
+@as_found
+def landscape(
+    problem: Problem,
+    radii: float | Iterable[float] = (),
+    *,
+    around: Around = "sphere",
+    basis: Tensor | None = None,
+    ks: Iterable[int] | None = None,
+    curvature: bool = True,
+    orders: int = 200,
+    points: int = 32,
+    probes: int = 8,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Landscape:
+    """Increments and distances of the loss, gradient and Hessian of k samples, at θ and around it, as functions of k.
+
+    Args:
+        problem: its samples, one by one; θ need not be a minimum.
+        radii: of the surroundings; for a Gaussian the standard deviation of each entry. None: only at θ.
+        around: "sphere" or "gaussian".
+        basis: orthonormal rows: the surroundings are then in their span, such as ``cl.eigs(H, 5).vectors.T``, and the
+            moments are exact.
+        ks: numbers of samples, below that of the data. Default: powers of 2 from 4 on.
+        curvature: also gradients and Hessians. False needs one forward pass for each sample, and no surroundings.
+        orders: random orders of the samples.
+        points: random points around θ for each radius, with a forward pass over all samples each.
+        probes: random probes for traces and norms of Hessians, with a product for each sample. Not used with a basis.
+        seed: for orders, points and probes.
+        progress: called as ``progress(done, total)`` after every sample of every pass.
+
+    >>> model = torch.nn.Linear(1, 1, bias=False).double()
+    >>> x, y = torch.ones(64, 1).double(), torch.arange(64, dtype=torch.float64)[:, None] % 4
+    >>> result = landscape(Problem(model, (x, y), MSE()), curvature=False)
+    >>> round(float(result.slopes["distance"]), 1)
+    -0.5
+    """
+    require_problem(problem, "landscape")
+    wanted = _radii(radii)
+    if around not in get_args(Around):
+        raise CurvlensError(f"around={around!r}, expected 'sphere' or 'gaussian'.")
+    for name, value, least in (("orders", orders, 2 * GROUPS), ("points", points, 2), ("probes", probes, 2)):
+        if not whole(value) or value < least:
+            raise CurvlensError(f"{name}={value!r}, expected a whole number, {least} or more.")
+    if wanted and not curvature:
+        raise CurvlensError("Surroundings need gradients and Hessians. Give curvature=True, or no radii.")
+    separated = Separated(problem, 1)
+    n = separated.count
+    if separated.name != "sample" or n < FEWEST:
+        raise CurvlensError(
+            f"A landscape needs {FEWEST} single samples at least; this data has {n} of one {separated.name} each. Give "
+            "more samples, with a common first axis and a loss that does not couple them."
+        )
+    if basis is not None:
+        _check_basis(basis, problem)
+    sizes = _sizes(ks, n)
+    done, planned = 0, n * (((len(basis) if basis is not None else probes) if curvature else 1) + points * len(wanted))
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, planned)
+
+    found = measured(separated, basis, probes, seed, tick) if curvature else PerSample(*losses(separated, tick))
+    generator = torch.Generator().manual_seed(seed + 1)
+    permutations = torch.stack([torch.randperm(n, generator=generator) for _ in range(orders)])
+    table = _Orders(found, permutations, sizes)
+    moments = [_closed(table, radius, around, basis is not None) for radius in wanted]
+    around_it = [_sampled(problem, table, radius, around, basis, points, generator, tick) for radius in wanted]
+    empty = torch.zeros(0, len(sizes), dtype=torch.float64)
+
+    def stacked(which: int, of: Sequence[tuple[Tensor, ...]]) -> Tensor:
+        return torch.stack([each[which] for each in of]) if of else empty
+
+    mean, second = stacked(0, moments), stacked(1, moments)
+    true_mean, true_second, error = (stacked(i, around_it) for i in range(3))
+    return Landscape(
+        k=torch.tensor(sizes),
+        increment=table.increments.square().mean(0).sqrt(),
+        distance=table.distances.square().mean(0).sqrt(),
+        slopes=table.slopes(),
+        samples=n,
+        orders=orders,
+        around="subspace" if basis is not None else around,
+        radii=torch.tensor(wanted, dtype=torch.float64),
+        mean=mean,
+        second=second,
+        true_mean=true_mean,
+        true_second=true_second,
+        true_error=error,
+        bound=torch.stack([torch.stack(each[2:]) for each in moments], 1) if moments else empty.expand(3, 0, -1),
+        gradient_distance=table.far("gradients"),
+        hessian_distance=table.far("hessians"),
+        gradient_norm=float(problem.gradient().double().norm()),
+        holds=_holds(wanted, second, true_second, error),
+        status=Status.SAMPLED,
+        products=found.products,
+        provenance=provenance(problem, seed=seed),
+    )
+
+
+class _Orders:
+    """Weights of samples: of the next one less the mean of the first k, and of that mean less the mean of all."""
+
+    def __init__(self, of: PerSample, permutations: Tensor, sizes: list[int]) -> None:
+        self.of, self.sizes, self.permutations = of, sizes, permutations
+        self.n = len(of.loss)
+        c = of.count
+        self.limit = c / c.sum()
+        self.increments = self._each(lambda k: self.share(k) * (self.step(k) @ of.loss))
+        self.distances = self._each(lambda k: (self.prefix(k) - self.limit) @ of.loss * self.correction(k))
+
+    def _each(self, of: Callable[[int], Tensor]) -> Tensor:
+        return torch.stack([of(k) for k in self.sizes], 1)
+
+    def correction(self, k: int) -> float:
+        """1/√(1 − k/n): from the mean of these n samples to that of endless ones."""
+        return 1 / math.sqrt(1 - k / self.n)
+
+    def prefix(self, k: int) -> Tensor:
+        """(orders, n): the mean of the first k samples, by their tokens."""
+        chosen = self.permutations[:, :k]
+        weights = torch.zeros(len(chosen), self.n, dtype=torch.float64)
+        counts = self.of.count[chosen]
+        return weights.scatter_(1, chosen, counts / counts.sum(1, keepdim=True).clamp(min=1e-300))
+
+    def step(self, k: int) -> Tensor:
+        """(orders, n): sample k + 1 less the mean of the first k."""
+        weights = -self.prefix(k)
+        return weights.scatter_(1, self.permutations[:, k : k + 1], 1.0)
+
+    def share(self, k: int) -> Tensor:
+        """(orders,): c_{k+1}/C_{k+1}."""
+        counts = self.of.count[self.permutations[:, : k + 1]]
+        return counts[:, k] / counts.sum(1).clamp(min=1e-300)
+
+    def squares(self, which: str, weights: Tensor) -> Tensor:
+        """(orders,): wᵀ M w."""
+        matrix: Tensor = getattr(self.of, which)
+        return ((weights @ matrix) * weights).sum(1)
+
+    def far(self, which: str) -> Tensor:
+        """(K,): RMS distance of the mean gradient or Hessian from that of all samples, corrected."""
+        if self.of.gradients is None:
+            return torch.zeros(0, dtype=torch.float64)
+        return self._far(which).mean(0).clamp(min=0).sqrt()
+
+    def _far(self, which: str) -> Tensor:
+        return self._each(lambda k: self.squares(which, self.prefix(k) - self.limit) * self.correction(k) ** 2)
+
+    def slopes(self) -> dict[str, Estimate]:
+        """Slopes over k, with errors from groups of orders."""
+        squares = {"increment": self.increments.square(), "distance": self.distances.square()}
+        if self.of.gradients is not None:
+            squares |= {"gradient": self._far("gradients"), "hessian": self._far("hessians")}
+        return {name: _slope(self.sizes, each) for name, each in squares.items()} if len(self.sizes) > 1 else {}
+
+
+def _slope(sizes: list[int], squares: Tensor) -> Estimate:
+    """Least squares of log RMS against log k; the error from leaving out one group of orders at a time."""
+    x = torch.tensor(sizes, dtype=torch.float64).log()
+    x = x - x.mean()
+
+    def fitted(rows: Tensor) -> float:
+        y = rows.mean(0).clamp(min=1e-300).log() / 2
+        return float(x @ y / (x @ x))
+
+    groups = squares.tensor_split(GROUPS)
+    without = [fitted(torch.cat([g for j, g in enumerate(groups) if j != i])) for i in range(len(groups))]
+    spread = torch.tensor(without, dtype=torch.float64)
+    error = (spread - spread.mean()).square().sum().mul((GROUPS - 1) / GROUPS).sqrt()
+    value = torch.tensor(fitted(squares), dtype=torch.float64, device="cpu")
+    return Estimate(value, error, len(squares), dof=GROUPS - 1)
+
+
+def _closed(table: _Orders, radius: float, around: Around, subspace: bool) -> tuple[Tensor, ...]:
+    """Mean and second moment of D_k, and the three parts of the bound, by the quadratic model."""
+    of, N = table.of, table.of.dimension
+    assert of.traces is not None
+    assert of.trace_products is not None
+    columns: list[list[Tensor]] = [[], [], [], [], []]
+    for k in table.sizes:
+        factor, w = table.share(k) * (k + 1), table.step(k)
+        loss, trace = w @ of.loss, w @ of.traces
+        slope = table.squares("gradients", w).clamp(min=0)
+        norm = table.squares("hessians", w).clamp(min=0)
+        traced = table.squares("trace_products", w)
+        r2 = radius**2
+        if around == "sphere":
+            half = r2 / (2 * N)
+            spread = r2 / N * slope + r2**2 / (2 * N * (N + 2)) * (norm - traced / N)
+        else:
+            half = r2 / 2
+            spread = r2 * slope + r2**2 / 2 * norm
+        mean = loss + half * trace
+        second = loss.square() + 2 * half * loss * trace + half**2 * traced + spread
+        far = radius if around == "sphere" else radius * math.sqrt(N)
+        parts = (
+            (factor * mean).mean(),
+            (factor.square() * second).mean(),
+            (factor * loss).abs().mean(),
+            (factor * slope.sqrt()).mean() * far,
+            (factor * norm.sqrt()).mean() * far**2 / 2,
+        )
+        for column, part in zip(columns, parts, strict=True):
+            column.append(part)
+    return tuple(torch.stack(column) for column in columns)
+
+
+def _sampled(
+    problem: Problem,
+    table: _Orders,
+    radius: float,
+    around: Around,
+    basis: Tensor | None,
+    points: int,
+    generator: torch.Generator,
+    tick: Callable[[], None],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and second moment of D_k on the true loss, and the error of the latter over the points."""
+    theta, N = problem.theta.double(), table.of.dimension
+    found = list[Tensor]()
+    for _ in range(points):
+        x = torch.randn(N, generator=generator, dtype=torch.float64)
+        x = radius * (x / x.norm() if around == "sphere" else x)
+        d = x.to(theta.device) if basis is None else x.to(theta.device) @ basis.to(theta.device, torch.float64)
+        try:
+            loss, _ = losses(Separated(problem.with_params((theta + d).to(problem.dtype)), 1), tick)
+        except NonFiniteLossError as error:
+            raise CurvlensError(f"At a radius of {radius:g} the loss is not finite. Give smaller radii.") from error
+        found.append(torch.stack([table.share(k) * (k + 1) * (table.step(k) @ loss) for k in table.sizes], 1))
+    D = torch.stack(found)  # (points, orders, K)
+    squares = D.square().mean(1)
+    return D.mean((0, 1)), squares.mean(0), squares.std(0) / math.sqrt(points)
+
+
+def _holds(radii: list[float], second: Tensor, true: Tensor, error: Tensor) -> float | None:
+    """The largest radius at which the second moments agree at all k, with all smaller ones."""
+    held = None
+    for i in sorted(range(len(radii)), key=radii.__getitem__):
+        allowed = (AGREEMENT * second[i].abs()).maximum(2 * error[i])
+        if not bool(((true[i] - second[i]).abs() <= allowed).all()):
+            break
+        held = radii[i]
+    return held
+
+
+def _radii(radii: float | Iterable[float]) -> list[float]:
+    values = sorted({float(r) for r in ([radii] if isinstance(radii, (int, float)) else radii)})
+    if not all(0 < r < math.inf for r in values):
+        raise CurvlensError(f"radii={values!r:.80}, expected positive numbers, such as [0.01, 0.1].")
+    return values
+
+
+def _sizes(ks: Iterable[int] | None, n: int) -> list[int]:
+    if ks is None:
+        return [2**i for i in range(2, 40) if 2**i <= n // 2]
+    values = sorted(set(ks))
+    if not values or not all(whole(k) and 1 <= k < n for k in values):
+        raise CurvlensError(f"ks={values!r:.80}, expected whole numbers from 1 to {n - 1}: the data has {n} samples.")
+    return [int(k) for k in values]
+
+
+def _check_basis(basis: Tensor, problem: Problem) -> None:
+    size = problem.layout.size
+    if not isinstance(basis, Tensor) or basis.ndim != 2 or basis.shape[1] != size:
+        given = tuple(basis.shape) if isinstance(basis, Tensor) else type(basis).__name__
+        raise CurvlensError(f"basis has shape {given}, expected (directions, {size}): cl.eigs(H, 5).vectors.T.")
+    rows = basis.double()
+    off = float((rows @ rows.T - torch.eye(len(rows), dtype=torch.float64, device=rows.device)).abs().max())
+    if not off < 1e-4:
+        raise CurvlensError(
+            f"The rows of basis are not orthonormal: off by {off:.1g}. Use torch.linalg.qr(basis.T).Q.T."
+        )

@@ -1,0 +1,135 @@
+"""Losses, gradients and Hessian products of single samples, reduced to what means over samples need.
+
+A weighted sum Σ_i w_i of samples has the loss wᵀl, the squared gradient norm wᵀ(g gᵀ)w, the trace wᵀt and the squared
+Frobenius norm wᵀKw of its Hessian. So n numbers and n × n matrices stand for every order and every number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from curvlens.dynamics.separated import Separated
+from curvlens.errors import CurvlensError
+
+MOST = 1 << 28
+"""Numbers of the gradients, or of the products with one probe, that are held at a time: 2 GiB."""
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """Samples by their means: l_i = S_i/c_i and so on. All float64, on the CPU."""
+
+    loss: Tensor
+    """(n,)."""
+    count: Tensor
+    """(n,): tokens."""
+    gradients: Tensor | None = None
+    """(n, n): ⟨g_i, g_j⟩, in the subspace if there is one."""
+    traces: Tensor | None = None
+    """(n,): tr H_i."""
+    trace_products: Tensor | None = None
+    """(n, n): tr H_i tr H_j, without bias."""
+    hessians: Tensor | None = None
+    """(n, n): ⟨H_i, H_j⟩."""
+    dimension: int = 0
+    """Of the space around θ."""
+    products: int = 0
+    """Products with the Hessian of one sample."""
+
+
+def losses(separated: Separated, tick: Callable[[], None]) -> tuple[Tensor, Tensor]:
+    """l_i and c_i of all samples."""
+    sums, counts = list[float](), list[float]()
+    evaluation = separated.evaluation
+    with torch.no_grad(), evaluation.isolated():
+        for each in evaluation.losses():
+            sums.append(each.total)
+            counts.append(each.count)
+            tick()
+    S, c = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in (sums, counts))
+    return _mean(S, c), c
+
+
+def measured(separated: Separated, basis: Tensor | None, probes: int, seed: int, tick: Callable[[], None]) -> PerSample:
+    """All of it. With a basis (rows) exactly, by a product for each of its rows; else by random probes."""
+    n, size = separated.count, separated.problem.layout.size
+    if n * size > MOST:
+        raise CurvlensError(
+            f"The gradients of {n} samples of {size:,} numbers are more than 2 GiB. Give a problem with fewer samples "
+            f"({max(MOST // size, 1)}), or curvature=False for the losses alone."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    device, dtype = separated.problem.device, separated.problem.dtype
+    gradient = torch.zeros(n, size, dtype=torch.float64, device=device)
+    sums, counts = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+
+    def note(i: int, graph_total: float, graph_count: float, parts: Tensor) -> None:
+        sums[i], counts[i] = graph_total, graph_count
+        gradient[i] = parts
+
+    directions = basis.to(device, dtype) if basis is not None else _signs(probes, size, generator, device, dtype)
+    forms = torch.zeros(n, len(directions), dtype=torch.float64)
+    gram = torch.zeros(n, n, dtype=torch.float64)
+    for j, z in enumerate(directions):
+        rows = torch.zeros(n, size, dtype=torch.float64, device=device)
+        _pass(separated, z, rows, note if not j else None, tick)
+        rows = rows / counts.clamp(min=1e-300).to(device)[:, None]
+        forms[:, j] = (rows @ z.double()).cpu()
+        if basis is not None:
+            rows = rows @ basis.to(device, torch.float64).T
+        gram += (rows @ rows.T).cpu()
+    g = gradient / counts.clamp(min=1e-300).to(device)[:, None]
+    if basis is not None:
+        g = g @ basis.to(device, torch.float64).T
+        traces, dimension = forms.sum(1), len(basis)
+        pairs = torch.outer(traces, traces)
+    else:
+        gram, traces, dimension = gram / len(directions), forms.mean(1), size
+        m = len(directions)
+        pairs = (torch.outer(forms.sum(1), forms.sum(1)) - forms @ forms.T) / (m * (m - 1))
+    loss = _mean(sums, counts)
+    return PerSample(loss, counts, (g @ g.T).cpu(), traces, pairs, gram, dimension, n * len(directions))
+
+
+def _pass(
+    separated: Separated,
+    z: Tensor,
+    rows: Tensor,
+    note: Callable[[int, float, float, Tensor], None] | None,
+    tick: Callable[[], None],
+) -> None:
+    """The summed Hessian of every sample times z, into the rows."""
+    layout, evaluation = separated.problem.layout, separated.evaluation
+    v = layout.unflatten(z)
+    with torch.enable_grad(), evaluation.isolated():
+        graphs = evaluation.cache.graphs(layout.names)
+        try:
+            for i, graph in enumerate(graphs):
+                if note is not None:
+                    parts = {name: g.detach() for name, g in graph.gradient.items() if g is not None}
+                    note(i, graph.total, graph.count, _flat(separated, parts))
+                rows[i] = _flat(separated, graph.second(layout.names, v, functional=False, retain=graph.kept))
+                tick()
+        finally:
+            graphs.close()  # type: ignore[attr-defined]
+
+
+def _flat(separated: Separated, parts: dict[str, Tensor]) -> Tensor:
+    layout = separated.problem.layout
+    flat = torch.zeros(layout.size, dtype=torch.float64, device=separated.problem.device)
+    for name, part in parts.items():
+        flat[layout.slices[name]] = part.reshape(-1).double()
+    return flat
+
+
+def _signs(count: int, size: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:
+    signs = torch.randint(2, (count, size), generator=generator, device="cpu") * 2 - 1
+    return signs.to(device, dtype)
+
+
+def _mean(S: Tensor, c: Tensor) -> Tensor:
+    return torch.where(c > 0, S / c.clamp(min=1e-300), torch.zeros_like(S))
