@@ -148,7 +148,7 @@ def landscape(result: Landscape, what: str = "settling") -> Any:
         colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=list(both), range=[BLUE, INK]))
         dash, title = alt.StrokeDash("radius:N", title="radius"), "√E D²"
     records = [record for record in records if record["value"] > 0]
-    log = alt.Scale(type="log")
+    log = alt.Scale(type="log", nice=False)
     return (
         alt.Chart(data(records))
         .mark_line(point=True)
