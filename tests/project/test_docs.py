@@ -103,7 +103,7 @@ def test_a_broken_block_is_seen(tmp_path: Path) -> None:
 # Examples
 
 
-def test_examples_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     heatmap = importlib.import_module("attention_heatmap")
@@ -111,6 +111,12 @@ def test_examples_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert H.norm("Q") < H.norm("V")
     heatmap.draw(H, str(tmp_path / "map.png"))
     assert (tmp_path / "map.png").stat().st_size > 5000
+
+
+@pytest.mark.full
+def test_examples_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     norms = importlib.import_module("pre_or_post_norm")
     found = {norm: norms.measured(norm, layers=1, width=4, sequences=2, samples=4) for norm in ("pre", "post")}
     assert all(profile.adds_up for profile, _, _ in found.values())
