@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import curvlens as cl
 import small
-from curvlens.dynamics import landscape
+from curvlens.dynamics import landscape, per_sample
 from curvlens.dynamics.per_sample import measured
 from curvlens.dynamics.separated import Separated
 
@@ -35,7 +35,7 @@ def dense(problem: cl.Problem) -> tuple[Tensor, Tensor, Tensor]:
     return r.square(), 2 * r[:, None] * x, 2 * x[:, :, None] * x[:, None, :]
 
 
-def test_samples_one_by_one() -> None:
+def test_samples_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = regression(20)
     loss, g, H = dense(problem)
     exact = measured(Separated(problem, 1), torch.eye(6, dtype=D), 2, 0, lambda: None)
@@ -44,20 +44,20 @@ def test_samples_one_by_one() -> None:
     torch.testing.assert_close(exact.gradients, g @ g.T, **close)
     torch.testing.assert_close(exact.traces, H.diagonal(dim1=1, dim2=2).sum(1), **close)
     torch.testing.assert_close(exact.hessians, torch.einsum("iab,jab->ij", H, H), **close)
-    sampled = measured(Separated(problem, 1), None, 4000, 0, lambda: None)
-    assert exact.hessians is not None
-    assert sampled.hessians is not None
-    assert exact.trace_products is not None
-    assert sampled.trace_products is not None
-    w = torch.full((20,), -1 / 19, dtype=D)
-    w[3] = 1.0
-    for name in ("hessians", "trace_products"):
-        one, other = (float(w @ getattr(each, name) @ w) for each in (exact, sampled))
-        assert one == pytest.approx(other, rel=0.1)
+    # all 64 vectors of signs: their mean is the expectation of probes
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=D)] * 6)
+    monkeypatch.setattr(per_sample, "_signs", lambda *_: signs)
+    sampled = measured(Separated(problem, 1), None, 64, 0, lambda: None)
+    torch.testing.assert_close(sampled.traces, exact.traces, **close)
+    torch.testing.assert_close(sampled.hessians, exact.hessians, **close)
+    forms = torch.einsum("pa,iab,pb->ip", signs, H, signs)
+    apart = ~torch.eye(64, dtype=torch.bool)
+    pairs = (forms[:, None, :, None] * forms[None, :, None, :])[..., apart].mean(-1)  # of two different probes
+    torch.testing.assert_close(sampled.trace_products, pairs, **close)
 
 
 SETTINGS = [
-    (around, radius, directions, seed)
+    pytest.param(around, radius, directions, seed, marks=[] if seed in (1, 2) and radius == 1.0 else pytest.mark.full)
     for around in ("sphere", "gaussian")
     for radius in (0.05, 1.0)
     for directions, seed in ((6, 0), (6, 1), (2, 2), (3, 3), (1, 4))

@@ -249,15 +249,15 @@ def closed_form(problem: Problem, samples: int, seed: int) -> Mapping[str, Any]:
             pieces = problem._evaluation.pieces()
             place = last_place(problem, next(pieces))
             pieces.close()  # type: ignore[attr-defined]
-            found, why = _estimates(problem, place, samples, seed)
+            found, missing = _estimates(problem, place, samples, seed)
     except NotCoveredError as error:
         return {"block": place, "trace": {}, "why": dict.fromkeys(ROLES, str(error))}
-    return {"block": place, "trace": found, "why": why}
+    return {"block": place, "trace": found, "why": missing}
 
 
 def _estimates(problem: Problem, place: str, samples: int, seed: int) -> tuple[dict[str, Row], dict[str, str]]:
     evaluation, totals = problem._evaluation, [Table() for _ in range(samples)]
-    why: dict[str, str] = {}
+    missing: dict[str, str] = {}
     exact = 0
 
     def behind() -> Iterator[Behind]:
@@ -268,7 +268,7 @@ def _estimates(problem: Problem, place: str, samples: int, seed: int) -> tuple[d
                 evaluation.at({}, each.require_separate)
                 exact = each.outputs.shape[-1] if each.outputs.shape[-1] <= samples else 0
             if each.layer.tau is None:
-                why.update(dict.fromkeys("qk", each.layer.why))
+                missing.update(dict.fromkeys("qk", each.layer.why))
             yield each
 
     def term(each: Behind, j: int) -> dict[str, Tensor]:
@@ -286,11 +286,11 @@ def _estimates(problem: Problem, place: str, samples: int, seed: int) -> tuple[d
     found: dict[str, Row] = {}
     for role in ROLES:
         values = [float(total.values[role]) / count for total in totals if role in total.values]
-        if role in why or not values:
+        if role in missing or not values:
             continue
         x = torch.tensor(values, dtype=torch.float64)
         if exact:
             found[role] = [float(x.sum()), 0.0, float(exact), float("inf"), 0.0, 0.0]
         else:
             found[role] = [float(x.mean()), float(x.std()) / samples**0.5, float(samples), samples - 1.0, 0.0, 0.0]
-    return found, why
+    return found, missing

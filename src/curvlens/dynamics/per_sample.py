@@ -67,7 +67,7 @@ def measured(separated: Separated, basis: Tensor | None, probes: int, seed: int,
     gradient = torch.zeros(n, size, dtype=torch.float64, device=device)
     sums, counts = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
 
-    def note(i: int, graph_total: float, graph_count: float, parts: Tensor) -> None:
+    def keep(i: int, graph_total: float, graph_count: float, parts: Tensor) -> None:
         sums[i], counts[i] = graph_total, graph_count
         gradient[i] = parts
 
@@ -76,7 +76,7 @@ def measured(separated: Separated, basis: Tensor | None, probes: int, seed: int,
     gram = torch.zeros(n, n, dtype=torch.float64)
     for j, z in enumerate(directions):
         rows = torch.zeros(n, size, dtype=torch.float64, device=device)
-        _pass(separated, z, rows, note if not j else None, tick)
+        _pass(separated, z, rows, keep if not j else None, tick)
         rows = rows / counts.clamp(min=1e-300).to(device)[:, None]
         forms[:, j] = (rows @ z.double()).cpu()
         if basis is not None:
@@ -99,7 +99,7 @@ def _pass(
     separated: Separated,
     z: Tensor,
     rows: Tensor,
-    note: Callable[[int, float, float, Tensor], None] | None,
+    keep: Callable[[int, float, float, Tensor], None] | None,
     tick: Callable[[], None],
 ) -> None:
     """The summed Hessian of every sample times z, into the rows."""
@@ -109,9 +109,9 @@ def _pass(
         graphs = evaluation.cache.graphs(layout.names)
         try:
             for i, graph in enumerate(graphs):
-                if note is not None:
+                if keep is not None:
                     parts = {name: g.detach() for name, g in graph.gradient.items() if g is not None}
-                    note(i, graph.total, graph.count, _flat(separated, parts))
+                    keep(i, graph.total, graph.count, _flat(separated, parts))
                 rows[i] = _flat(separated, graph.second(layout.names, v, functional=False, retain=graph.kept))
                 tick()
         finally:
