@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import documents
 from curvlens.dynamics.advice import percent, sentences, short
 
 
@@ -44,7 +45,7 @@ def content(**changes: Any) -> dict[str, Any]:
 
 
 def said(**changes: Any) -> str:
-    return "\n".join(sentence.text for sentence in sentences(content(**changes)))
+    return "\n".join(sentence.text for sentence in sentences(content(**changes), None))
 
 
 def test_where_it_sits() -> None:
@@ -163,3 +164,17 @@ def test_numbers_that_no_rule_can_compute_with(value: float | None) -> None:
     assert "negative curvature" in said
     assert "nan" not in said
     assert "inf" not in said
+
+
+def test_some_sentences_are_left_out_but_no_warning() -> None:
+    everything = documents.document() | {"sanity": {"accuracy": 0.5, "shuffled_loss": 0.1}}
+    whole = sentences(everything, None)
+    warned = [each for each in whole if each.tone]
+    assert len(whole) > 8
+    assert len(sentences(everything)) <= 9  # one is a warning
+    assert len(sentences(documents.document())) <= 8
+    for most in range(1, len(whole) + 1):
+        few = sentences(everything, most)
+        assert few == [each for each in whole if each in few]  # in their order
+        assert [each for each in few if each.tone] == warned
+    assert 1 < len(sentences(everything, 1)) <= 9  # the first of each rule stays

@@ -28,17 +28,28 @@ class Sentence:
     tone: Literal["", "good", "warn", "bad"] = ""
 
 
-def sentences(content: Content) -> list[Sentence]:
-    """All sentences that the numbers of an analysis support.
+def sentences(content: Content, most: int | None = 8) -> list[Sentence]:
+    """The sentences that the numbers of an analysis support, at most so many; warnings are never left out.
 
     A number may be missing, not finite, or at the end of the range of floats: a rule that cannot compute with it says
     nothing, and the others are not lost.
     """
-    found: list[Sentence] = []
+    found: list[tuple[int, Sentence]] = []
     for rule in RULES:
         with suppress(*BEYOND):
-            found.extend(rule(content))
-    return found
+            first = MINOR.index(rule) + 1 if rule in MINOR else 0
+            found.extend((first or (len(MINOR) + 1 if i else 0), each) for i, each in enumerate(rule(content)))
+    while most is not None and len(found) > most:
+        spare = [(rank, place) for place, (rank, each) in enumerate(found) if _spare(rank, each)]
+        if not spare:
+            break
+        del found[min(spare)[1]]
+    return [each for _, each in found]
+
+
+def _spare(rank: int, sentence: Sentence) -> bool:
+    """Whether a sentence may be left out: of a minor rule, or not the first of its rule."""
+    return rank > 0 and not sentence.tone
 
 
 def shuffled_input(content: Content) -> Iterator[Sentence]:
@@ -315,6 +326,9 @@ RULES: tuple[Callable[[Content], Iterator[Sentence]], ...] = (
     parts_of_the_data,
     not_told,
 )
+
+MINOR = (parts_of_the_data, noise_scale, next_step)
+"""Rules whose sentences are left out first, in this order; then later sentences of the others."""
 
 
 def short(number: float, digits: int = 3) -> str:
