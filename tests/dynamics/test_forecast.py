@@ -255,3 +255,28 @@ def test_interrupted() -> None:
     assert len(found.losses) == 21
     assert 1 < len(found.true_losses) < 21
     assert len(found.true_losses) == len(found.true_distances)
+
+
+@pytest.mark.filterwarnings("ignore::curvlens.CurvlensWarning")  # of low precision
+@pytest.mark.parametrize("make", [lambda: cl.dynamics.SGD(1e-2, momentum=0.5), lambda: cl.dynamics.AdamW(1e-4)])
+def test_in_float32(make: Callable[[], Any]) -> None:
+    tokens = small.tokens_and_labels(6)
+    exact = cl.Problem(small.gpt(), tokens, cl.losses.CrossEntropy())
+    coarse = cl.Problem(small.gpt().float(), tokens, cl.losses.CrossEntropy())
+    batch = 4 if isinstance(make(), cl.dynamics.SGD) else None
+    one, other = (forecast(each, make(), 8, batch=batch, samples=4) for each in (exact, coarse))
+    torch.testing.assert_close(one.losses, other.losses, rtol=1e-4, atol=1e-5)
+    if batch:
+        torch.testing.assert_close(one.mean, other.mean, rtol=1e-3, atol=1e-4)
+
+
+def test_at_a_minimum_nothing_moves() -> None:
+    problem = quadratic()
+    x, y = problem.data.first()
+    with torch.no_grad():
+        for p in problem.model.parameters():
+            p.zero_()
+    at = cl.Problem(problem.model, (x, 0 * y), cl.losses.MSE())
+    found = forecast(at, cl.dynamics.SGD(0.1), 5)
+    assert found.losses.tolist() == [0.0] * 6
+    assert found.distances.tolist() == [0.0] * 6

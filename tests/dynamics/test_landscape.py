@@ -134,3 +134,14 @@ def test_bad_input() -> None:
             landscape(problem, **options)
     with pytest.raises(cl.CurvlensError, match="needs 16 single samples"):
         landscape(regression(5))
+
+
+@pytest.mark.filterwarnings("ignore::curvlens.CurvlensWarning")  # of low precision
+def test_in_float32() -> None:
+    data = small.tokens_and_labels(18)
+    found = [
+        landscape(cl.Problem(model, data, cl.losses.CrossEntropy()), 0.05, ks=[4, 8], orders=20, points=4, probes=2)
+        for model in (small.gpt(), small.gpt().float())
+    ]
+    for name in ("increment", "second", "hessian_distance"):
+        torch.testing.assert_close(getattr(found[0], name), getattr(found[1], name), rtol=1e-3, atol=1e-5)

@@ -140,8 +140,8 @@ def forecast(
     H = hessian(problem)
 
     def product(v: Tensor) -> Tensor:
-        w: Tensor = scale * (H @ (scale * v).to(H.dtype)).to(v.dtype)
-        return w if decay is None else w + scale.square() * decay * v
+        w: Tensor = scale * (H @ (scale * v).to(H.dtype))
+        return (w if decay is None else w + scale.square() * decay * v).to(v.dtype)
 
     # the weights in the coordinates of x count where decay pulls at them
     slope = scale * g.double()

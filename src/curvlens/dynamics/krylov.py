@@ -12,8 +12,8 @@ from curvlens.errors import CurvlensError
 from curvlens.linalg.vectors import slices
 from curvlens.memory import available_bytes, readable
 
-GONE = 1e-12
-"""A vector of which less than this part is left beside the basis adds nothing to it."""
+GONE = 1e4
+"""A vector of which less than so many units in the last place is left beside the basis adds nothing to it."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def krylov(
         for _ in range(2):
             v = v - (_times(V[:size], v).to(v.device, v.dtype) @ V[:size])
         length = float(v.double().norm())
-        if not length > GONE * scale:
+        if not length > GONE * torch.finfo(V.dtype).eps * scale:
             return False
         V[size] = v / length
         size += 1

@@ -50,8 +50,9 @@ def added_loss(
     kicks = list[Tensor]()
     separated.each(frozenset(chosen), lambda S, c: kicks.append(scale * (count / total) * (S - c * g)))
     rises, products = list[Tensor](), 0
+    dtype = problem.dtype if problem.dtype.itemsize >= 4 else torch.float32
     for kick in kicks:
-        space = krylov(product, [kick.to(problem.dtype)], DEGREE, tick)
+        space = krylov(product, [kick.to(dtype)], DEGREE, tick)
         products += space.products
         r = respond(space.T, space.starts[:, 0])
         rises.append(0.5 * torch.einsum("ti,ij,tj->t", r, space.T, r).cumsum(0))

@@ -110,20 +110,12 @@ def _pass(
         try:
             for i, graph in enumerate(graphs):
                 if keep is not None:
-                    parts = {name: g.detach() for name, g in graph.gradient.items() if g is not None}
-                    keep(i, graph.total, graph.count, _flat(separated, parts))
-                rows[i] = _flat(separated, graph.second(layout.names, v, functional=False, retain=graph.kept))
+                    parts = {name: g for name, g in graph.gradient.items() if g is not None}
+                    keep(i, graph.total, graph.count, separated.flat(parts))
+                rows[i] = separated.flat(graph.second(layout.names, v, functional=False, retain=graph.kept))
                 tick()
         finally:
             graphs.close()  # type: ignore[attr-defined]
-
-
-def _flat(separated: Separated, parts: dict[str, Tensor]) -> Tensor:
-    layout = separated.problem.layout
-    flat = torch.zeros(layout.size, dtype=torch.float64, device=separated.problem.device)
-    for name, part in parts.items():
-        flat[layout.slices[name]] = part.reshape(-1).double()
-    return flat
 
 
 def _signs(count: int, size: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from types import GeneratorType
 
 import torch
@@ -40,18 +40,23 @@ class Separated:
 
     def each(self, only: Container[int], use: Callable[[Tensor, float], None]) -> None:
         """Call ``use(∇S_i, c_i)`` for some of them, in the order of the data; gradients flat, in float64."""
-        evaluation, layout = self.evaluation, self.problem.layout
+        evaluation = self.evaluation
         slopes = evaluation.slopes(only)
         with torch.enable_grad(), evaluation.isolated():
             try:
                 for slope in slopes:
-                    flat = torch.zeros(layout.size, dtype=torch.float64, device=evaluation.device)
-                    for name, part in slope.parts.items():
-                        flat[layout.slices[name]] = part.detach().reshape(-1).double()
-                    use(flat, slope.count)
+                    use(self.flat(slope.parts), slope.count)
             finally:
                 if isinstance(slopes, GeneratorType):  # also after an error, as in the sum over the data
                     slopes.close()
+
+    def flat(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Parts by parameter name as a flat vector in float64; a missing name means zeros."""
+        layout = self.problem.layout
+        flat = torch.zeros(layout.size, dtype=torch.float64, device=self.evaluation.device)
+        for name, part in parts.items():
+            flat[layout.slices[name]] = part.detach().reshape(-1).double()
+        return flat
 
     def allowed(self, budget: Budget | None, curvature: bool) -> int:
         """How many gradients a budget is enough for: each is made twice, and has a product."""
