@@ -433,3 +433,138 @@ def test_groups_that_are_none(groups: Any) -> None:
     asked = cl.Problem(model, (torch.eye(2).double(), torch.zeros(2, 1).double()), cl.losses.MSE())
     with pytest.raises(cl.CurvlensError, match="expected the state dict of an optimiser"):
         cl.stability(asked, {"state": {}, "param_groups": groups})
+
+
+# Other optimisers: lists, Muon, P by hand, any of torch's kind
+
+
+def muon_and_adamw(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """As everyone has them: Muon for the matrices of the layers, AdamW for all else."""
+    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("h.")]
+    others = [p for p in model.parameters() if not any(p is each for each in hidden)]
+    return [torch.optim.Muon(hidden, lr=0.02), torch.optim.AdamW(others, lr=1e-2)]
+
+
+def test_a_list_of_optimizers_is_one_with_groups() -> None:
+    problem = quadratic()
+    assert isinstance(problem.model, TwoParts)
+    a, b = problem.model.a, problem.model.b
+    both = [torch.optim.SGD([a], lr=0.1, momentum=0.9), torch.optim.SGD([b], lr=0.4)]
+    one = torch.optim.SGD([{"params": [a], "lr": 0.1, "momentum": 0.9}, {"params": [b], "lr": 0.4}])
+    result, expected = (cl.stability(problem, each, tol=1e-9) for each in (both, one))
+    assert result.ratio == expected.ratio
+    assert [group["group"] for group in result.groups] == [0, 1]
+    mixed = [torch.optim.SGD([a], lr=0.1), torch.optim.Adam([b], lr=0.01)]
+    assert cl.stability(problem, mixed, fresh=True).rule == "SGD and Adam"
+    with pytest.raises(cl.CurvlensError, match="Two of the optimisers move 'a'"):
+        cl.stability(problem, [both[0], one])
+    with pytest.raises(cl.CurvlensError, match="The list has 0 optimisers"):
+        cl.stability(problem, [])
+    with pytest.raises(cl.CurvlensError, match="give it alone"):
+        cl.stability(problem, [dynamics.SGD(0.1), both[0]])
+
+
+def test_muon_has_a_step_and_no_edge() -> None:
+    problem = gpt_problem()
+    optimizers = muon_and_adamw(problem.model)
+    for optimizer in optimizers:
+        stepped(problem, optimizer, 2)
+    with pytest.raises(cl.CurvlensError, match=r"Muon.*no edge of stability.*next_step"):
+        cl.stability(problem, optimizers)
+    with pytest.raises(cl.CurvlensError, match="no edge of stability"):
+        dynamics.forecast(problem, optimizers)
+    update = dynamics.next_step(problem, optimizers)
+    theta, g, H = problem.theta, problem.gradient(), cl.hessian(problem).dense()
+    for name, part in problem.layout.unflatten(g).items():
+        problem.model.get_parameter(name).grad = part.clone()
+    for optimizer in optimizers:
+        optimizer.step()
+    d = theta - problem.theta
+    with torch.no_grad():
+        for name, part in problem.layout.unflatten(theta).items():
+            problem.model.get_parameter(name).copy_(part)
+    assert abs(update.slope - float(g @ d)) < 1e-9 * abs(update.slope)
+    assert abs(update.curvature - float(d @ H @ d)) < 1e-9 * abs(update.curvature)
+    assert update.sharpness is None  # two learning rates
+    assert update.critical == 2 * update.best == 2 * update.slope / update.curvature
+    # the critical step by brute force
+    start, s = problem.loss(), update.measured
+    assert problem.with_params(theta - 0.95 * s * d).loss() < start < problem.with_params(theta - 1.06 * s * d).loss()
+
+
+def test_muon_from_its_state_dict() -> None:
+    problem, name = gpt_problem(), "h.0.attn.q.weight"
+    matrices = cl.Problem(
+        problem.model, small.tokens_and_labels(), cl.losses.CrossEntropy(), params=name
+    )
+    optimizer = stepped(matrices, torch.optim.Muon([(name, problem.model.get_parameter(name))], lr=0.02))
+    expected = dynamics.next_step(matrices, optimizer)
+    found = dynamics.next_step(matrices, optimizer.state_dict())
+    assert found.slope == expected.slope
+    assert found.sharpness is not None
+    assert abs(found.sharpness - found.curvature / (0.02 * found.slope)) < 1e-12 * abs(found.sharpness)
+
+
+def test_any_optimizer_steps_on_a_copy() -> None:
+    problem = gpt_problem()
+    optimizer = stepped(problem, torch.optim.NAdam(problem.model.parameters(), lr=1e-2), 2)
+    before = copy.deepcopy(optimizer.state_dict())
+    theta, g = problem.theta, problem.gradient()
+    update = dynamics.next_step(problem, optimizer)
+    assert torch.equal(problem.theta, theta)
+    assert all(
+        torch.equal(x, before["state"][i][key])
+        for i, s in optimizer.state_dict()["state"].items()
+        for key, x in s.items()
+    )
+    stepped(problem, optimizer, 1)
+    assert abs(update.slope - float(g @ (theta - problem.theta))) < 1e-12 * abs(update.slope)
+    assert update.sharpness is not None
+    with pytest.raises(cl.CurvlensError, match="LBFGS cannot step from a gradient alone"):
+        dynamics.next_step(problem, torch.optim.LBFGS(problem.model.parameters()))
+    with pytest.raises(cl.CurvlensError, match="expected a Problem"):
+        dynamics.next_step(problem.model, optimizer)  # type: ignore[arg-type]
+    one, *others = problem.model.parameters()
+    with pytest.raises(cl.CurvlensError, match="does not move"):
+        dynamics.next_step(problem, torch.optim.NAdam(others))
+    with pytest.raises(cl.CurvlensError, match="a dict beside a NAdam"):
+        dynamics.next_step(problem, [torch.optim.NAdam(others), torch.optim.SGD([one], lr=0.1).state_dict()])
+    both = dynamics.next_step(problem, [torch.optim.NAdam(others), torch.optim.SGD([one], lr=0.1)])
+    assert both.sharpness is None
+
+
+@pytest.mark.parametrize("target", [0.98, 1.02])
+def test_a_preconditioner_by_hand(target: float) -> None:
+    """As plain descent with P, run step by step; and as Adam's own with its factor."""
+    problem = quadratic()
+    P = torch.rand(5, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.1
+    edge = cl.stability(problem, dynamics.Preconditioned(1.0, P), tol=1e-9)
+    assert edge.sharpness is not None
+    lr = target * 2 / edge.sharpness
+    rule = dynamics.Preconditioned(lr, P)
+    assert abs(cl.stability(problem, rule, tol=1e-9).ratio - target) < 1e-6
+    H, x = cl.hessian(problem).dense(), small.direction(5)
+    far = (torch.eye(5, dtype=torch.float64) - lr * H / P[:, None]).matrix_power(3000) @ x
+    assert (float(far.norm()) > 1e3) == (target > 1)
+    course = dynamics.forecast(problem, rule, 5)
+    assert torch.allclose(course.losses, course.true_losses, rtol=1e-10)
+    d = step(problem, read(problem, rule, None), problem.gradient())
+    assert torch.allclose(d, lr * problem.gradient() / P)
+    decayed = dynamics.Preconditioned(lr, P, weight_decay=0.5)
+    assert torch.allclose(
+        step(problem, read(problem, decayed, None), problem.gradient()),
+        lr * (problem.gradient() + 0.5 * problem.theta) / P,
+    )
+    v = (P - 1e-8).square()
+    adam = cl.stability(problem, dynamics.Adam(0.1, second_moment=v), tol=1e-9)
+    named = dynamics.Preconditioned(0.1, problem.layout.unflatten(P), factor=38)
+    assert abs(cl.stability(problem, named, tol=1e-9).ratio - adam.ratio) < 1e-9
+    assert "38/η" in cl.stability(problem, named).convention
+    for call in (lambda: dynamics.forecast(problem, named, 3), lambda: dynamics.next_step(problem, named)):
+        with pytest.raises(cl.CurvlensError, match="factor=2 only"):
+            call()
+    for wrong in (dynamics.Preconditioned(0.1, P - 1), dynamics.Preconditioned(0.1, P, factor=0)):
+        with pytest.raises(cl.CurvlensError, match="expected numbers above 0"):
+            cl.stability(problem, wrong)
+    with pytest.raises(cl.CurvlensError, match="preconditioner has shape"):
+        cl.stability(problem, dynamics.Preconditioned(0.1, P[:2]))

@@ -170,9 +170,11 @@ class Evaluation:
         action: Callable[[], Result],
         *,
         twice: bool = False,
+        mode: second_order | None = None,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Result:
-        """Run ``action`` with ``leaves`` instead of the model's parameters; ``twice`` for second derivatives.
+        """Run ``action`` with ``leaves`` instead of the model's parameters; ``twice`` for second derivatives,
+        ``mode`` for others.
 
         Backward passes must run inside too, because checkpointed layers recompute themselves there. ``buffers`` replace
         the model's. By default these are copies of the buffers that a pass writes.
@@ -190,8 +192,8 @@ class Evaluation:
                 tensors[name] = nn.Parameter(moved[name].to(p.dtype), requires_grad=same)
             elif p.requires_grad:
                 tensors[name] = nn.Parameter(p.detach(), requires_grad=same)
-        attention = second_order()
-        modes: list[TorchFunctionMode] = [attention] if twice else []
+        attention = mode or second_order()
+        modes: list[TorchFunctionMode] = [attention] if twice or mode else []
         if is_float64(self.model):
             modes.append(KeepFloat64())
         work = copies(self.model, self.checked.written) if buffers is None else buffers

@@ -6,7 +6,21 @@ from curvlens.dynamics.forecast import forecast
 from curvlens.dynamics.landscape import landscape
 from curvlens.dynamics.line import line
 from curvlens.dynamics.noise import noise
-from curvlens.dynamics.rules import SGD, Adam, AdamW
+from curvlens.dynamics.rules import SGD, Adam, AdamW, Preconditioned
 from curvlens.dynamics.stability import stability
+from curvlens.dynamics.update import next_step
 
-__all__ = ["SGD", "Adam", "AdamW", "attribute", "data_size", "forecast", "landscape", "line", "noise", "stability"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Preconditioned",
+    "attribute",
+    "data_size",
+    "forecast",
+    "landscape",
+    "line",
+    "next_step",
+    "noise",
+    "stability",
+]

@@ -49,7 +49,15 @@ class Edge:
 
 def edges(group: Group) -> dict[str, Edge]:
     """The edge of every parameter of a group."""
-    make = {"SGD": _sgd, "Adam": _adam, "AdamW": _adam, "RMSprop": _rmsprop, "Adagrad": _adagrad}[group.kind]
+    require_edge(group)
+    make = {
+        "SGD": _sgd,
+        "Adam": _adam,
+        "AdamW": _adam,
+        "RMSprop": _rmsprop,
+        "Adagrad": _adagrad,
+        "Preconditioned": _by_hand,
+    }[group.kind]
     found = {name: make(group, group.state.get(name, {})) for name in group.names}
     for edge in found.values():
         if not edge.factor > 0:
@@ -58,6 +66,15 @@ def edges(group: Group) -> dict[str, Edge]:
                 "Lower one of the two."
             )
     return found
+
+
+def require_edge(group: Group) -> None:
+    """Raise for an optimiser whose step is no linear function of the gradient."""
+    if group.kind == "Muon":
+        raise CurvlensError(
+            "Muon orthogonalises its step, so it has no preconditioner P and no edge of stability. Measure along its "
+            "step: cl.dynamics.next_step(problem, optimizer) gives the directional sharpness and the critical step."
+        )
 
 
 def conventions(groups: list[Group]) -> str:
@@ -85,6 +102,8 @@ def _convention(kind: str, options: dict[str, Any]) -> str:
             limit = f"(1+β₁)(2−ηγ)/((1−β₁) η), about {factor:g}/η"
             return f"AdamW, β₁ = {beta:g}, decay γ = {decay:g}, P = √v̂ + ε: {sharpness} < {limit}"
         return f"{kind}, β₁ = {beta:g}, P = √v̂ + ε: {sharpness} < 2(1+β₁)/((1−β₁) η) = {factor:g}/η"
+    if kind == "Preconditioned":
+        return f"P given by hand: {sharpness} < {options['factor']:g}/η"
     if kind == "RMSprop" and options.get("momentum"):
         return f"RMSprop, momentum β = {options['momentum']:g}, P = √v + ε: {sharpness} < 2(1+β)/η"
     return f"{kind}, P = √v + ε: {sharpness} < 2/η"
@@ -126,6 +145,11 @@ def _rmsprop(group: Group, state: dict[str, Any]) -> Edge:
     factor = 2 * (1 + options.get("momentum", 0.0))
     P = v.sqrt() + options["eps"]
     return Edge(group.index, P, options["lr"], factor, options.get("weight_decay", 0.0), 0.0)
+
+
+def _by_hand(group: Group, state: dict[str, Any]) -> Edge:
+    options = group.options
+    return Edge(group.index, state["P"], options["lr"], options["factor"], options["weight_decay"], 0.0)
 
 
 def _adagrad(group: Group, state: dict[str, Any]) -> Edge:

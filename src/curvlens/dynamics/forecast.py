@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.dynamics.edge import edges, flattened
+from curvlens.dynamics.edge import edges, flattened, require_edge
 from curvlens.dynamics.krylov import Krylov, krylov
 from curvlens.dynamics.noisy import added_loss
 from curvlens.dynamics.optimizers import Group, read
 from curvlens.dynamics.provenance import provenance
-from curvlens.dynamics.stepping import Copies
+from curvlens.dynamics.stepping import WITHOUT_MOMENTUM, Copies
 from curvlens.errors import CurvlensError, NonFiniteLossError
 from curvlens.linalg.counted import whole
 from curvlens.operators import hessian
@@ -276,7 +276,10 @@ def _held(group: Group, name: str, g: Tensor) -> Tensor | None:
 
 def _one(group: Group) -> Rule:
     """The step of a group."""
+    require_edge(group)
     options, kind = group.options, group.kind
+    if kind == "Preconditioned" and options["factor"] != 2:
+        raise CurvlensError(WITHOUT_MOMENTUM.format(options["factor"]))
     if kind in ("Adam", "AdamW"):
         beta = options["betas"][0]
         known = [float(state["step"]) for state in group.state.values() if "step" in state]

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from curvlens._evaluation.sums import Number, summed
+from curvlens._evaluation.third import courses
 from curvlens.dynamics.direction import Direction, flat
 from curvlens.dynamics.provenance import provenance
 from curvlens.errors import CurvlensError, NonFiniteLossError
@@ -42,6 +44,7 @@ def line(
     gradient: Tensor | float | None = None,
     curvature: Tensor | float | None = None,
     evaluations: int = 24,
+    third: bool = False,
     progress: Progress | None = None,
 ) -> Line:
     """The loss at θ + t u, u = direction/‖direction‖, beside L + t gᵀu + ½ t² uᵀHu, and how far the two agree.
@@ -64,6 +67,7 @@ def line(
         gradient: the gradient at θ, or gᵀdirection as a number: saves a gradient.
         curvature: H @ direction, or directionᵀ H direction as a number: saves a product.
         evaluations: the most forward passes of a search.
+        third: also the third derivative along the line, by three reverse passes: some five gradients.
         progress: called as ``progress(done, total)`` after every forward pass.
 
     >>> model = torch.nn.Linear(3, 1, bias=False).double()
@@ -83,8 +87,10 @@ def line(
     theta = problem.theta
     slope, steepness = _slope(problem, d, gradient)
     quadratic = _quadratic(problem, d, curvature)
+    cubic = _third(problem, d / length) if third else None
     total = 1 + 2 * len(given) if given is not None else int(evaluations)
     walk = Walk(problem, theta, d, length, slope / length, quadratic / length**2, steepness, total, progress)
+    walk.third = cubic
     try:
         walk.begin(loss)
         if given is not None:
@@ -118,6 +124,7 @@ class Walk:
     open: dict[int, bool] = field(default_factory=lambda: {1: False, -1: False})
     evaluations: int = 0
     floor: float = 0.0
+    third: float | None = None
 
     def begin(self, loss: float | None) -> None:
         """The loss at θ, and what rounding can do to it."""
@@ -214,6 +221,7 @@ class Walk:
             model=torch.tensor([start + self.change(t) for t in radii.tolist()], dtype=torch.float64),
             slope=self.slope,
             curvature=self.curvature,
+            third=self.third,
             forward=self.known[1],
             backward=self.known[-1],
             forward_open=self.open[1],
@@ -251,3 +259,12 @@ def _quadratic(problem: Problem, d: Tensor, curvature: Tensor | float | None) ->
         return float(curvature)
     product = hessian(problem) @ d if curvature is None else flat(problem, curvature, "curvature=H @ direction")
     return dot(product, d)
+
+
+def _third(problem: Problem, u: Tensor) -> float:
+    """∇³L[u, u, u]."""
+    total = Number()
+    evaluation = problem._evaluation
+    parts = problem.layout.unflatten(u.double())
+    count = summed(evaluation, courses(evaluation, parts), lambda course, _: course.derivatives[2], [total])
+    return total.value / count

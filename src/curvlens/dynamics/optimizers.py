@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from curvlens.dynamics.rules import Adam, AdamW, Described
+from curvlens.dynamics.rules import Adam, AdamW, Described, Preconditioned
 from curvlens.errors import CurvlensError, a_kind, listing
 from curvlens.problem import Problem
 
 CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__: kind
-    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
+    for kind in (
+        *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad),
+        torch.optim.Muon,
+    )
 }
-"""The optimisers whose stability is known."""
+"""The optimisers whose groups and state are read here."""
+EDGED = tuple(kind for kind in CLASSES if kind != "Muon")
+"""Those that have an edge of stability."""
+KNOWN = (
+    f"Known are torch.optim.{', '.join(EDGED)}, their state dicts, lists of them, and cl.dynamics.SGD, Adam and AdamW"
+)
 MOMENTS = {"Adam": "exp_avg_sq", "AdamW": "exp_avg_sq", "RMSprop": "square_avg", "Adagrad": "sum"}
 """Where their state has the second moment."""
 _MARKS = {
@@ -26,6 +35,7 @@ _MARKS = {
     "Adam": ({"betas", "eps", "amsgrad"}, {"momentum_decay"}),
     "RMSprop": ({"alpha", "centered"}, set[str]()),
     "Adagrad": ({"lr_decay", "initial_accumulator_value"}, set[str]()),
+    "Muon": ({"ns_steps", "ns_coefficients"}, set[str]()),
 }
 """A state dict does not say its class: the options that a group of each has, and has not."""
 
@@ -47,21 +57,20 @@ class Group:
 def read(problem: Problem, optimizer: object, order: Sequence[str] | None, *, fresh: bool = False) -> list[Group]:
     """The groups of an optimiser, or of its state dict, or of a description, that move parameters of the problem.
 
-    With ``fresh`` second moments may be missing.
+    ``optimizer`` may be a list: each of them moves some of the parameters. With ``fresh`` second moments may be
+    missing.
     """
-    if isinstance(optimizer, Described):
-        return [_described(problem, optimizer)]
-    if isinstance(optimizer, Mapping):
-        groups = _of_state_dict(problem, optimizer, order)
-    else:
-        groups = _of_optimizer(problem, optimizer)
-    moved = {name for group in groups for name in group.names}
-    still = [name for name in problem.layout.names if name not in moved]
-    if still:
-        raise CurvlensError(
-            f"The optimiser does not move {listing(still)} of the problem. Leave them out: "
-            "Problem(..., params=[names that it moves])."
-        )
+    given = members(optimizer)
+    if len(given) == 1 and isinstance(given[0], Described):
+        return [_described(problem, given[0])]
+    found = [
+        _of_state_dict(problem, each, order) if isinstance(each, Mapping) else _of_optimizer(problem, each)
+        for each in given
+    ]
+    groups = [group for each in found for group in each]
+    if len(given) > 1:
+        groups = [replace(group, index=index) for index, group in enumerate(groups)]
+    require_moved(problem, [name for group in groups for name in group.names])
     for group in groups:
         _check(problem, group, fresh=fresh)
     if not any(float(group.options["lr"]) for group in groups):
@@ -72,24 +81,57 @@ def read(problem: Problem, optimizer: object, order: Sequence[str] | None, *, fr
     return groups
 
 
+def members(optimizer: object) -> list[Any]:
+    """One optimiser, or all of a list."""
+    given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not given or (len(given) > 1 and any(isinstance(each, Described) for each in given)):
+        raise CurvlensError(
+            f"The list has {len(given)} optimisers, expected some of torch.optim or their state dicts. A description "
+            "such as cl.dynamics.SGD(0.1) is for all parameters: give it alone."
+        )
+    return given
+
+
+def require_moved(problem: Problem, names: Sequence[str]) -> None:
+    """Raise unless every parameter of the problem is moved, and by one optimiser."""
+    still = [name for name in problem.layout.names if name not in set(names)]
+    if still:
+        raise CurvlensError(
+            f"The optimiser does not move {listing(still)} of the problem. Leave them out: "
+            "Problem(..., params=[names that it moves])."
+        )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise CurvlensError(f"Two of the optimisers move {listing(twice)}. Give optimisers of different parameters.")
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """torch's optimiser: wrappers of other libraries hold it in their attribute ``optimizer``."""
+    inner = optimizer
+    for _ in range(4):
+        if isinstance(inner, torch.optim.Optimizer) and type(inner).__name__ in CLASSES:
+            return inner
+        inner = getattr(inner, "optimizer", inner)
+    return inner
+
+
 def _described(problem: Problem, rule: Described) -> Group:
     kind = type(rule).__name__
     names = list(problem.layout.names)
     if not rule.lr > 0:
         raise CurvlensError(f"{kind}(lr={rule.lr}), expected a learning rate above 0.")
     state: dict[str, dict[str, Any]] = {}
+    if isinstance(rule, Preconditioned):
+        P = _given(problem, rule.preconditioner, "preconditioner")
+        if not bool((P > 0).all()) or not rule.factor > 0:
+            raise CurvlensError(
+                f"Preconditioned(factor={rule.factor}) with a smallest entry of P of {float(P.min()):g}, expected "
+                "numbers above 0 for both."
+            )
+        state = {name: {"P": part} for name, part in problem.layout.unflatten(P).items()}
     if isinstance(rule, (Adam, AdamW)):
         given = rule.second_moment
-        if given is None:
-            flat = problem.gradient().double().square()
-        elif isinstance(given, Mapping):
-            flat = problem.layout.flatten(given, dtype=torch.float64, device=problem.device)
-        elif given.shape == (problem.layout.size,):
-            flat = given.detach().to(problem.device, torch.float64)
-        else:
-            raise CurvlensError(
-                f"second_moment has shape {tuple(given.shape)}, expected ({problem.layout.size},) or a dict by name."
-            )
+        flat = problem.gradient().double().square() if given is None else _given(problem, given, "second_moment")
         # No `step`: the moments are corrected already, and the learning rate is the one of a long run.
         state = {name: {"exp_avg_sq": part} for name, part in problem.layout.unflatten(flat).items()}
     group = Group(kind, 0, rule.options, names, state)
@@ -97,16 +139,25 @@ def _described(problem: Problem, rule: Described) -> Group:
     return group
 
 
+def _given(problem: Problem, given: Tensor | Mapping[str, Tensor], name: str) -> Tensor:
+    """A number for each parameter, flat, in float64."""
+    if isinstance(given, Mapping):
+        return problem.layout.flatten(given, dtype=torch.float64, device=problem.device)
+    if given.shape != (problem.layout.size,):
+        raise CurvlensError(
+            f"{name} has shape {tuple(given.shape)}, expected ({problem.layout.size},) or a dict by name."
+        )
+    return given.detach().to(problem.device, torch.float64)
+
+
 def _of_optimizer(problem: Problem, optimizer: Any) -> list[Group]:
-    for _ in range(4):  # wrappers of other libraries hold the optimiser of torch in this attribute
-        if isinstance(optimizer, torch.optim.Optimizer) and type(optimizer).__name__ in CLASSES:
-            break
-        optimizer = getattr(optimizer, "optimizer", optimizer)
+    optimizer = unwrapped(optimizer)
     kind = type(optimizer).__name__
     if CLASSES.get(kind) is not type(optimizer):
         raise CurvlensError(
-            f"The optimiser is {a_kind(optimizer)}, whose edge of stability is not known here. Known are "
-            f"torch.optim.{', '.join(CLASSES)}, their state dicts, and cl.dynamics.SGD, Adam and AdamW."
+            f"The optimiser is {a_kind(optimizer)}, whose edge of stability is not known here. {KNOWN}. For others "
+            "give the diagonal P by hand, cl.dynamics.Preconditioned(lr, P, factor=2), or measure along the step: "
+            "cl.dynamics.next_step(problem, optimizer)."
         )
     names = {id(p): name for name, p in problem._evaluation.parameters().items()}
     groups = []
@@ -146,8 +197,8 @@ def _kind(group: Mapping[str, Any]) -> str:
     found = [kind for kind, (has, lacks) in _MARKS.items() if has <= group.keys() and not lacks & group.keys()]
     if not found:
         raise CurvlensError(
-            f"The state dict has the options {listing(map(str, group), 12)}, which belong to no known optimiser. Known "
-            f"are torch.optim.{', '.join(CLASSES)}."
+            f"The state dict has the options {listing(map(str, group), 12)}, which belong to no known optimiser. "
+            f"{KNOWN}."
         )
     if found[0] != "Adam":
         return found[0]

@@ -62,5 +62,28 @@ class AdamW(Adam):
         return {**super().options, "decoupled_weight_decay": True}
 
 
-Described = SGD | Adam
+@dataclass(frozen=True)
+class Preconditioned:
+    """w ← w − lr · P⁻¹ (g + weight_decay · w), with a diagonal P given by hand: for optimisers that are not known here.
+
+    ``preconditioner`` is P, flat or by parameter name. ``factor`` is the largest stable η λ_max(P⁻¹H) of the rule: 2
+    without momentum, 2(1+β)/(1−β) if it averages its gradients with β, such as 38 for β = 0.9.
+
+    >>> import torch
+    >>> Preconditioned(0.1, torch.ones(3), factor=38).factor
+    38
+    """
+
+    lr: float
+    preconditioner: Tensor | Mapping[str, Tensor]
+    factor: float = 2.0
+    weight_decay: float = 0.0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As a parameter group."""
+        return {name: getattr(self, name) for name in ("lr", "factor", "weight_decay")}
+
+
+Described = SGD | Adam | Preconditioned
 """An optimiser by its settings."""

@@ -47,8 +47,9 @@ def stability(
 
     Args:
         problem: the loss; its parameters are those of the optimiser, or some of them.
-        optimizer: a torch SGD, Adam, AdamW, RMSprop or Adagrad whose parameters are the problem's; its state dict; or
-            a description such as ``cl.dynamics.SGD(0.1)``.
+        optimizer: a torch SGD, Adam, AdamW, RMSprop or Adagrad whose parameters are the problem's, or a list of them;
+            its state dict; or a description such as ``cl.dynamics.SGD(0.1)``. `curvlens.dynamics.Preconditioned` takes
+            the P of any other rule; Muon has none, see `curvlens.dynamics.next_step`.
         tol: the residual of the eigenvalue, relative to the spectral norm.
         order: for a state dict, the names of the parameters in the order of the optimiser. Not needed for one group
             made from ``model.parameters()``, nor where the state dict has names.
@@ -88,7 +89,7 @@ def stability(
     threshold = max(limits) if max(limits) <= min(limits) * (1 + 1e-9) else None
     leaving = vector.double() * scale
     return Stability(
-        rule=groups[0].kind,
+        rule=" and ".join(dict.fromkeys(group.kind for group in groups)),
         ratio=ratio,
         residual=float(top.residuals[0]),
         sharpness=None if threshold is None else ratio * threshold,

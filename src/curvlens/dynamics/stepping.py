@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
 from curvlens.dynamics.optimizers import CLASSES, Group
+from curvlens.errors import CurvlensError
 from curvlens.problem import Problem
 
 SETTLED = 1e9
 """Steps after which no bias correction is left: those of a rule that was described."""
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
+
+
+WITHOUT_MOMENTUM = (
+    "Preconditioned(factor={:g}) has another factor than 2: the rule has a momentum, which P does not describe. Its "
+    "step is known for factor=2 only."
+)
+
+
+class _Scaled(torch.optim.Optimizer):
+    """w ← w − lr · P⁻¹ (g + weight_decay · w), with P in the state."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * (p.grad + group["weight_decay"] * p) / self.state[p]["P"]
 
 
 class Copies:
@@ -24,7 +47,10 @@ class Copies:
         self.optimizers: list[torch.optim.Optimizer] = []
         for group in groups:
             own = {name: nn.Parameter(theta[name].clone()) for name in group.names}
-            optimizer = CLASSES[group.kind](own.values(), lr=group.options["lr"])  # type: ignore[call-arg]
+            if group.kind == "Preconditioned" and group.options["factor"] != 2:
+                raise CurvlensError(WITHOUT_MOMENTUM.format(group.options["factor"]))
+            kind = {**CLASSES, "Preconditioned": _Scaled}[group.kind]
+            optimizer = kind(own.values(), lr=group.options["lr"])
             optimizer.param_groups[0].update({k: x for k, x in group.options.items() if k not in _WAYS})
             for name, p in own.items():
                 state = {k: _copied(k, x) for k, x in group.state.get(name, {}).items()}

@@ -46,6 +46,8 @@ class Line(Result):
     agree over the whole range."""
     evaluations: int
     """Forward passes over the data."""
+    third: float | None = None
+    """∇³L[u, u, u], if it was asked for: L + t gᵀu + ½ t² uᵀHu + ⅙ t³ of it is the cubic model."""
     note: str = ""
     provenance: Provenance = field(default_factory=dict)
 
@@ -63,9 +65,12 @@ class Line(Result):
         return min(self.forward, self.backward)
 
     def table(self) -> list[dict[str, Any]]:
-        """A record for each t, ascending: t, loss (None where it is not finite), quadratic model."""
+        """A record for each t, ascending: t, loss (None where it is not finite), quadratic model, cubic model."""
         triples = zip(self.radii.tolist(), self.losses.tolist(), self.model.tolist(), strict=True)
-        return [{"t": t, "loss": x if math.isfinite(x) else None, "model": model} for t, x, model in triples]
+        rows = [{"t": t, "loss": x if math.isfinite(x) else None, "model": model} for t, x, model in triples]
+        if self.third is not None:
+            rows = [{**row, "cubic": row["model"] + self.third * row["t"] ** 3 / 6} for row in rows]
+        return rows
 
     def __repr__(self) -> str:
         said = [
@@ -76,7 +81,8 @@ class Line(Result):
             )
         ]
         note = f"; {self.note}" if self.note else ""
+        third = "" if self.third is None else f", third derivative {self.third:.4g}"
         return printable(
-            f"Line(loss {self.loss:.6g}, slope {self.slope:.4g}, curvature {self.curvature:.4g}; quadratic to "
+            f"Line(loss {self.loss:.6g}, slope {self.slope:.4g}, curvature {self.curvature:.4g}{third}; quadratic to "
             f"{100 * self.agreement:g} % up to t = {', '.join(said)}; {self.evaluations} forward passes{note})"
         )

@@ -33,7 +33,10 @@ def line(result: Line) -> Any:
         t = shown * (2 * i / (POINTS - 1) - 1)
         value = result.loss + t * result.slope + 0.5 * t * t * result.curvature
         points.append({"t": t, "loss": value, "what": "quadratic model"})
-    colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=["loss", "quadratic model"], range=[INK, BLUE]))
+        if result.third is not None:
+            points.append({"t": t, "loss": value + result.third * t**3 / 6, "what": "cubic model"})
+    colours = {"loss": INK, "quadratic model": BLUE} | ({} if result.third is None else {"cubic model": GREEN})
+    colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=list(colours), range=list(colours.values())))
     base = alt.Chart(data(points)).encode(
         x=alt.X("t:Q", title="t"), y=alt.Y("loss:Q", title="loss", scale=alt.Scale(zero=False)), color=colour
     )
