@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 import curvlens as cl
 import small
+from curvlens.data import Addition
 from curvlens.dynamics import data_size
+from curvlens.papers.learners import trained
 
 
 def regression(n: int, seed: int) -> tuple[cl.Problem, Tensor, Tensor]:
@@ -57,6 +59,48 @@ def test_spread_of_ragged_samples() -> None:
     assert float(found.spread) == pytest.approx(float(e.square().sum() / 7) ** 0.5, rel=1e-9)
 
 
+def test_of_a_hessian(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H_i = 2 x xᵀ: with all unit vectors as probes, against plain statistics; with random ones nearly."""
+    problem, x, _ = regression(300, 0)
+    H = 2 * x[:, :, None] * x[:, None, :]
+    variance = float(H.flatten(1).var(0).sum())
+    sampled = data_size(problem, 0.5, "hessian", probes=64)
+    assert float(sampled.spread) == pytest.approx(variance**0.5, rel=0.05)
+    assert sampled.distance == pytest.approx(variance / 0.25, rel=0.1)
+    fewer = data_size(problem, 0.5, "hessian", samples=100, probes=2)
+    assert fewer.samples == 100
+    signs = 0.5 + 0.5 * math.sqrt(6) * torch.eye(6, dtype=torch.float64)  # becomes √6 e_j
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: signs)
+    found = data_size(problem, 0.5, "hessian", probes=6)
+    assert float(found.spread) == pytest.approx(variance**0.5, rel=1e-10)
+    assert found.distance == math.ceil(variance / 0.25)
+
+
+@pytest.mark.full
+def test_fresh_draws_hold_on_a_gpt() -> None:
+    """At 90 % confidence, on sequences that a trained GPT has not seen, in both readings."""
+    task = Addition(digits=2)
+    model = trained(task, seed=0, steps=200)
+
+    @torch.no_grad()
+    def each(seed: int, count: int) -> Tensor:
+        x, y = task.batch(count, seed=seed)
+        rows = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none")
+        kept = (y != -100).double()
+        return rows.view_as(y).double().mul(kept).sum(1) / kept.sum(1)
+
+    found = data_size(cl.Problem(model, task.batch(2000, seed=5), cl.losses.CrossEntropy()), 0.03, confidence=0.9)
+    limit = float(each(10**6, 100_000).mean())
+    near = settled = 0
+    for seed in range(100):
+        fresh = each(2 * 10**6 + seed, max(found.distance, found.increment + 1))
+        near += abs(float(fresh[: found.distance].mean()) - limit) <= 0.03
+        k = found.increment
+        settled += abs(float(fresh[: k + 1].mean() - fresh[:k].mean())) <= 0.03
+    assert 85 <= near < 100
+    assert settled >= 85
+
+
 @pytest.mark.parametrize("of", ["loss", "gradient"])
 def test_fresh_draws_hold(of: str) -> None:
     """At 90 % confidence at least 85 of 100 fresh draws are within the tolerance, in both readings."""
@@ -84,6 +128,7 @@ def test_bad_input() -> None:
         ({"tolerance": 0.1, "of": "trace"}, "of='trace'"),
         ({"tolerance": 0.1, "confidence": 1.5}, r"confidence=1\.5"),
         ({"tolerance": 0.1, "samples": 2}, "samples=2"),
+        ({"tolerance": 0.1, "of": "hessian", "probes": 1}, "probes=1"),
     ):
         with pytest.raises(cl.CurvlensError, match=message):
             data_size(problem, **options)

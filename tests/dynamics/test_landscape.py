@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import curvlens as cl
 import small
+from curvlens.data import Addition
 from curvlens.dynamics import landscape, per_sample
 from curvlens.dynamics.per_sample import measured
 from curvlens.dynamics.separated import Separated
+from curvlens.papers.learners import trained
 
 D = torch.float64
 
@@ -79,6 +85,31 @@ def test_closed_moments_are_those_of_random_points(around: str, radius: float, d
         assert bool((found.bound.sum(0) ** 2 >= 0.99 * found.true_mean**2).all())
 
 
+def test_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a problem of the block alone, and as a basis of its unit vectors."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.GELU(), nn.Linear(2, 2)).double()
+    data = (torch.randn(18, 3, dtype=D), torch.randint(2, (18,)))
+    problem = cl.Problem(model, data, cl.losses.CrossEntropy())
+    alone = cl.Problem(model, data, cl.losses.CrossEntropy(), params="2.weight")
+    inside = problem.layout.embed(alone.layout, torch.ones(alone.layout.size)) > 0
+    # in the place of random probes those whose mean is the expectation
+    monkeypatch.setattr(per_sample, "_signs", lambda _, size, *rest: size**0.5 * torch.eye(size, dtype=D))
+    options: dict[str, Any] = {"ks": [4, 8], "orders": 20, "points": 40}
+    for around in ("sphere", "gaussian"):
+        rows = torch.eye(problem.layout.size, dtype=D)[inside]
+        exact = landscape(problem, 0.1, around=around, basis=rows, **options)  # type: ignore[arg-type]
+        found = landscape(problem, 0.1, around=around, within="2.weight", **options)  # type: ignore[arg-type]
+        own = landscape(alone, 0.1, around=around, **options)  # type: ignore[arg-type]
+        assert found.around == "subspace"
+        for name in ("gradient_distance", "hessian_distance", "mean", "true_second", "bound"):
+            torch.testing.assert_close(getattr(found, name), getattr(own, name))
+            torch.testing.assert_close(getattr(found, name), getattr(exact, name))
+        assert bool(((found.true_second - exact.second).abs() < 4 * found.true_error).all())
+    union = landscape(problem, ks=[8], orders=20, within=["2.weight", "0.bias"])
+    assert found.gradient_distance[1] < union.gradient_distance[0] < landscape(problem, **options).gradient_distance[1]
+
+
 def test_ragged_samples() -> None:
     """Increments of a loss over sequences of unequal length, in order, by hand."""
     problem = cl.Problem(small.gpt(), small.tokens_and_labels(18), cl.losses.CrossEntropy())
@@ -97,6 +128,58 @@ def test_ragged_samples() -> None:
         means = S[order].cumsum(0) / c[order].cumsum(0)
         steps += torch.stack([(means[k] - means[k - 1]).square() for k in (4, 9)])
     torch.testing.assert_close(found.increment, (steps / 20).sqrt(), rtol=1e-9, atol=1e-12)
+
+
+def nodes(around: str, radius: float) -> tuple[Tensor, Tensor]:
+    """Points of the plane and their weights: exact for polynomials of degree 4."""
+    if around == "sphere":
+        angles = torch.arange(16, dtype=D) * (math.pi / 8)
+        return radius * torch.stack([angles.cos(), angles.sin()], 1), torch.full((16,), 1 / 16, dtype=D)
+    x, w = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(8))
+    w = w / w.sum()
+    return radius * torch.cartesian_prod(x, x), torch.outer(w, w).flatten()
+
+
+@pytest.mark.parametrize("around", ["sphere", "gaussian"])
+@pytest.mark.parametrize("wrong", ["", "trace", "gradient", "norm"])
+def test_closed_moments_by_quadrature(around: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On losses that are quadratic, to rounding. A part of the moments that is 10 % off is seen."""
+    real = measured
+
+    def off(*args: Any, **options: Any) -> per_sample.PerSample:
+        found = real(*args, **options)
+        names = {"trace": ("traces", "trace_products"), "gradient": ("gradients",), "norm": ("hessians",)}[wrong]
+        return dataclasses.replace(found, **{name: 1.1 * getattr(found, name) for name in names})
+
+    if wrong:
+        monkeypatch.setattr(sys.modules["curvlens.dynamics.landscape"], "measured", off)
+    problem = regression(32)
+    basis = torch.linalg.qr(small.direction(12).reshape(6, 2)).Q.T
+    found = landscape(problem, 1.5, around=around, basis=basis, ks=[2, 8, 24], orders=20, points=2)  # type: ignore[arg-type]
+    loss, g, H = dense(problem)
+    points, weights = nodes(around, 1.5)
+    d = points @ basis
+    at = loss[:, None] + g @ d.T + 0.5 * torch.einsum("pa,iab,pb->ip", d, H, d)  # of sample i at point p
+    generator = torch.Generator().manual_seed(1)
+    D_k = torch.zeros(3, 20, len(d), dtype=D)
+    for order in range(20):
+        permutation = torch.randperm(32, generator=generator)
+        for j, k in enumerate((2, 8, 24)):
+            D_k[j, order] = at[permutation[k]] - at[permutation[:k]].mean(0)
+    exact = torch.stack([(D_k @ weights).mean(1), (D_k.square() @ weights).mean(1)])
+    apart = ((torch.stack([found.mean[0], found.second[0]]) - exact) / exact).abs().max()
+    assert float(apart) < 1e-9 if not wrong else float(apart) > 1e-3
+
+
+@pytest.mark.full
+def test_slopes_on_a_trained_gpt() -> None:
+    """With 10,240 samples and k from 16 to 1024, over 200 orders."""
+    task = Addition(digits=2)
+    model = trained(task, seed=0, steps=200)
+    problem = cl.Problem(model, task.batch(10_240, seed=7), cl.losses.CrossEntropy())
+    found = landscape(problem, ks=[2**i for i in range(4, 11)], curvature=False, orders=400)
+    assert float(found.slopes["increment"]) == pytest.approx(-1, abs=0.05)
+    assert float(found.slopes["distance"]) == pytest.approx(-0.5, abs=0.05)
 
 
 def test_slopes() -> None:
@@ -129,6 +212,8 @@ def test_bad_input() -> None:
         ({"radii": 0.1, "curvature": False}, "need gradients and Hessians"),
         ({"radii": 0.1, "basis": torch.ones(2, 6, dtype=D)}, "not orthonormal"),
         ({"radii": 0.1, "basis": torch.ones(2, 5, dtype=D)}, r"expected \(directions, 6\)"),
+        ({"radii": 0.1, "basis": torch.eye(6, dtype=D), "within": "weight"}, "Give one of them"),
+        ({"radii": 0.1, "within": "h.7"}, "h.7"),
     ):
         with pytest.raises(cl.CurvlensError, match=message):
             landscape(problem, **options)

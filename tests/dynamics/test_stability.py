@@ -494,9 +494,7 @@ def test_muon_has_a_step_and_no_edge() -> None:
 
 def test_muon_from_its_state_dict() -> None:
     problem, name = gpt_problem(), "h.0.attn.q.weight"
-    matrices = cl.Problem(
-        problem.model, small.tokens_and_labels(), cl.losses.CrossEntropy(), params=name
-    )
+    matrices = cl.Problem(problem.model, small.tokens_and_labels(), cl.losses.CrossEntropy(), params=name)
     optimizer = stepped(matrices, torch.optim.Muon([(name, problem.model.get_parameter(name))], lr=0.02))
     expected = dynamics.next_step(matrices, optimizer)
     found = dynamics.next_step(matrices, optimizer.state_dict())

@@ -1,4 +1,4 @@
-"""How many samples are enough for the loss, or the gradient, to be settled to a tolerance?"""
+"""How many samples are enough for the loss, the gradient or the Hessian to be settled to a tolerance?"""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from curvlens._evaluation.graph import Graph
 from curvlens.dynamics.provenance import provenance
 from curvlens.dynamics.separated import Separated
 from curvlens.errors import CurvlensError
@@ -20,11 +21,11 @@ from curvlens.problem import Problem
 from curvlens.results import DataSize, Estimate, Status
 from curvlens.surroundings import as_found
 
-Of = Literal["loss", "gradient"]
+Of = Literal["loss", "gradient", "hessian"]
 FEWEST = 8
 """Samples of which a spread means something."""
 HELD = 1 << 27
-"""Numbers of gradients that are kept for their inner products: 1 GiB."""
+"""Numbers of gradients, or of products, that are kept for their inner products: 1 GiB."""
 SETTLED = 512
 """Samples from which on the noise of their own mean is nothing beside that of the next sample."""
 DRAWS = 2000
@@ -39,6 +40,7 @@ def data_size(
     *,
     confidence: float | None = None,
     samples: int | None = None,
+    probes: int = 8,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> DataSize:
@@ -50,11 +52,12 @@ def data_size(
 
     Args:
         problem: its samples stand for those to come; at its θ.
-        tolerance: in nats for the loss, in ‖g‖ for the gradient.
-        of: "loss" or "gradient".
+        tolerance: in nats for the loss, in ‖g‖ for the gradient, in ‖H‖_F for the Hessian.
+        of: "loss", "gradient" or "hessian".
         confidence: the probability with which the tolerance holds, such as 0.9. Default: as root mean square.
         samples: how many samples to measure the spread on, drawn without replacement; all by default.
-        seed: for their draw.
+        probes: random directions for norms of Hessians, with a product of every sample for each.
+        seed: for all draws.
         progress: called as ``progress(done, total)`` after every sample.
 
     >>> model = torch.nn.Linear(1, 1, bias=False).double()
@@ -66,13 +69,15 @@ def data_size(
     """
     require_problem(problem, "data_size")
     if of not in get_args(Of):
-        raise CurvlensError(f"of={of!r}, expected 'loss' or 'gradient'.")
+        raise CurvlensError(f"of={of!r}, expected 'loss', 'gradient' or 'hessian'.")
     if not isinstance(tolerance, (int, float)) or not 0 < tolerance < math.inf:
         raise CurvlensError(f"tolerance={tolerance!r}, expected a number above 0, such as 0.01.")
     if confidence is not None and not 0 < confidence < 1:
         raise CurvlensError(f"confidence={confidence!r}, expected a probability between 0 and 1, such as 0.9.")
     if samples is not None and not (whole(samples) and samples >= FEWEST):
         raise CurvlensError(f"samples={samples!r}, expected a whole number, {FEWEST} or more.")
+    if not (whole(probes) and probes >= 2):
+        raise CurvlensError(f"probes={probes!r}, expected a whole number, 2 or more.")
     separated = Separated(problem, 1)
     used = min(samples or separated.count, separated.count)
     if separated.name != "sample" or used < FEWEST:
@@ -85,7 +90,12 @@ def data_size(
         e = _losses(separated, chosen, progress)
         sizes, dof, products = e.abs(), 1.0, Products(e[:, None])
     else:
-        sizes, dof, products = _gradients(separated, chosen, progress)
+        rows, c = (
+            _gradients(separated, chosen, progress)
+            if of == "gradient"
+            else _hessians(separated, chosen, int(probes), seed, progress)
+        )
+        sizes, dof, products = _spread_out(rows, c, separated.problem.layout.size)
     variance = float(sizes.square().sum()) / (used - 1)
     if confidence is None:
         ratio = variance / tolerance**2  # k (k + 1) of the increment, and k of the distance
@@ -170,26 +180,61 @@ def _losses(separated: Separated, chosen: frozenset[int], progress: Progress | N
     return len(c) / _positive(c) * (S - c * S.sum() / c.sum())
 
 
-def _gradients(
-    separated: Separated, chosen: frozenset[int], progress: Progress | None
-) -> tuple[Tensor, float, Products]:
-    """‖e_i‖, the directions that the noise is spread over, and inner products."""
+def _gradients(separated: Separated, chosen: frozenset[int], progress: Progress | None) -> tuple[Tensor, Tensor]:
+    """The summed gradient of each sample, as rows, and its tokens."""
     gradients, counts = list[Tensor](), list[float]()
-    n, size = len(chosen), separated.problem.layout.size
-    if n * size > HELD:
-        raise CurvlensError(
-            f"{n} gradients of {size:,} numbers are more than 1 GiB. Give fewer: samples={max(HELD // size, FEWEST)}."
-        )
+    _require_room(len(chosen), separated.problem.layout.size, "gradients")
 
     def add(gradient: Tensor, count: float) -> None:
         gradients.append(gradient)
         counts.append(count)
         if progress is not None:
-            progress(len(counts), n)
+            progress(len(counts), len(chosen))
 
     separated.each(chosen, add)
     S = torch.stack(gradients)
+    return S, torch.tensor(counts, dtype=torch.float64, device=S.device)
+
+
+def _hessians(
+    separated: Separated, chosen: frozenset[int], probes: int, seed: int, progress: Progress | None
+) -> tuple[Tensor, Tensor]:
+    """The summed Hessian of each sample times z/√m for m random z, one after the other in a row: their inner products
+    are those of the Hessians, without bias. And its tokens.
+    """
+    layout, evaluation = separated.problem.layout, separated.evaluation
+    _require_room(len(chosen), layout.size * probes, "products")
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randint(2, (probes, layout.size), generator=generator, device="cpu") * 2 - 1
+    directions = [layout.unflatten(each) for each in z.to(evaluation.device, separated.problem.dtype)]
+    S = torch.zeros(len(chosen), probes, layout.size, dtype=torch.float64, device=evaluation.device)
+    counts = list[float]()
+    with torch.enable_grad(), evaluation.isolated():
+        for place, piece in enumerate(evaluation.pieces()):
+            if place not in chosen:
+                continue
+            graph = Graph(evaluation, piece, layout.names)
+            for j, v in enumerate(directions):
+                found = graph.second(layout.names, v, functional=False, retain=True)
+                S[len(counts), j] = separated.flat(found)
+            counts.append(graph.count)
+            if progress is not None:
+                progress(len(counts), len(chosen))
     c = torch.tensor(counts, dtype=torch.float64, device=S.device)
+    return S.flatten(1) / math.sqrt(probes), c
+
+
+def _require_room(samples: int, size: int, what: str) -> None:
+    if samples * size > HELD:
+        raise CurvlensError(
+            f"{samples} {what} of {size:,} numbers are more than 1 GiB. Give fewer: "
+            f"samples={max(HELD // size, FEWEST)}."
+        )
+
+
+def _spread_out(S: Tensor, c: Tensor, size: int) -> tuple[Tensor, float, Products]:
+    """‖e_i‖, the directions that the noise is spread over, and inner products, of summed rows S_i with tokens c_i."""
+    n = len(c)
     e = n / _positive(c) * (S - c[:, None] * (S.sum(0) / c.sum()))
     gram = e @ e.T
     squares = gram.diagonal()

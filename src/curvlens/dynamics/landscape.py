@@ -39,6 +39,7 @@ def landscape(
     *,
     around: Around = "sphere",
     basis: Tensor | None = None,
+    within: str | Sequence[str] | None = None,
     ks: Iterable[int] | None = None,
     curvature: bool = True,
     orders: int = 200,
@@ -55,6 +56,8 @@ def landscape(
         around: "sphere" or "gaussian".
         basis: orthonormal rows: the surroundings are then in their span, such as ``cl.eigs(H, 5).vectors.T``, and the
             moments are exact.
+        within: a block such as "h.0.attn", a head, or several: the surroundings move these parameters alone, and
+            gradients and Hessians are those of the block.
         ks: numbers of samples, below that of the data. Default: powers of 2 from 4 on.
         curvature: also gradients and Hessians. False needs one forward pass for each sample, and no surroundings.
         orders: random orders of the samples.
@@ -87,6 +90,9 @@ def landscape(
         )
     if basis is not None:
         _check_basis(basis, problem)
+    if basis is not None and within is not None:
+        raise CurvlensError("basis= and within= both say what is around θ. Give one of them.")
+    mask = None if within is None else _mask(problem, within)
     sizes = _sizes(ks, n)
     done, planned = 0, n * (((len(basis) if basis is not None else probes) if curvature else 1) + points * len(wanted))
 
@@ -96,12 +102,12 @@ def landscape(
         if progress is not None:
             progress(done, planned)
 
-    found = measured(separated, basis, probes, seed, tick) if curvature else PerSample(*losses(separated, tick))
+    found = measured(separated, basis, probes, seed, tick, mask) if curvature else PerSample(*losses(separated, tick))
     generator = torch.Generator().manual_seed(seed + 1)
     permutations = torch.stack([torch.randperm(n, generator=generator) for _ in range(orders)])
     table = _Orders(found, permutations, sizes)
     moments = [_closed(table, radius, around, basis is not None) for radius in wanted]
-    around_it = [_sampled(problem, table, radius, around, basis, points, generator, tick) for radius in wanted]
+    around_it = [_sampled(problem, table, radius, around, basis, mask, points, generator, tick) for radius in wanted]
     empty = torch.zeros(0, len(sizes), dtype=torch.float64)
 
     def stacked(which: int, of: Sequence[tuple[Tensor, ...]]) -> Tensor:
@@ -116,7 +122,7 @@ def landscape(
         slopes=table.slopes(),
         samples=n,
         orders=orders,
-        around="subspace" if basis is not None else around,
+        around="subspace" if basis is not None or within is not None else around,
         radii=torch.tensor(wanted, dtype=torch.float64),
         mean=mean,
         second=second,
@@ -248,6 +254,7 @@ def _sampled(
     radius: float,
     around: Around,
     basis: Tensor | None,
+    mask: Tensor | None,
     points: int,
     generator: torch.Generator,
     tick: Callable[[], None],
@@ -259,6 +266,8 @@ def _sampled(
         x = torch.randn(N, generator=generator, dtype=torch.float64)
         x = radius * (x / x.norm() if around == "sphere" else x)
         d = x.to(theta.device) if basis is None else x.to(theta.device) @ basis.to(theta.device, torch.float64)
+        if mask is not None:
+            d = torch.zeros_like(theta).masked_scatter_(mask.to(theta.device), d)
         try:
             loss, _ = losses(Separated(problem.with_params((theta + d).to(problem.dtype)), 1), tick)
         except NonFiniteLossError as error:
@@ -294,6 +303,12 @@ def _sizes(ks: Iterable[int] | None, n: int) -> list[int]:
     if not values or not all(whole(k) and 1 <= k < n for k in values):
         raise CurvlensError(f"ks={values!r:.80}, expected whole numbers from 1 to {n - 1}: the data has {n} samples.")
     return [int(k) for k in values]
+
+
+def _mask(problem: Problem, within: str | Sequence[str]) -> Tensor:
+    """True for the entries of the named blocks."""
+    inner = problem.layout.select(within)
+    return problem.layout.embed(inner, torch.ones(inner.size, device=problem.device)) > 0
 
 
 def _check_basis(basis: Tensor, problem: Problem) -> None:

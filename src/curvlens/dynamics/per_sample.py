@@ -54,8 +54,18 @@ def losses(separated: Separated, tick: Callable[[], None]) -> tuple[Tensor, Tens
     return _mean(S, c), c
 
 
-def measured(separated: Separated, basis: Tensor | None, probes: int, seed: int, tick: Callable[[], None]) -> PerSample:
-    """All of it. With a basis (rows) exactly, by a product for each of its rows; else by random probes."""
+def measured(
+    separated: Separated,
+    basis: Tensor | None,
+    probes: int,
+    seed: int,
+    tick: Callable[[], None],
+    within: Tensor | None = None,
+) -> PerSample:
+    """All of it. With a basis (rows) exactly, by a product for each of its rows; else by random probes.
+
+    ``within`` is 1 for the entries that span the space around θ, and 0 for the others.
+    """
     n, size = separated.count, separated.problem.layout.size
     if n * size > MOST:
         raise CurvlensError(
@@ -69,9 +79,11 @@ def measured(separated: Separated, basis: Tensor | None, probes: int, seed: int,
 
     def keep(i: int, graph_total: float, graph_count: float, parts: Tensor) -> None:
         sums[i], counts[i] = graph_total, graph_count
-        gradient[i] = parts
+        gradient[i] = parts if within is None else parts * within.to(parts)
 
     directions = basis.to(device, dtype) if basis is not None else _signs(probes, size, generator, device, dtype)
+    if within is not None:
+        directions = directions * within.to(directions)
     forms = torch.zeros(n, len(directions), dtype=torch.float64)
     gram = torch.zeros(n, n, dtype=torch.float64)
     for j, z in enumerate(directions):
@@ -79,6 +91,8 @@ def measured(separated: Separated, basis: Tensor | None, probes: int, seed: int,
         _pass(separated, z, rows, keep if not j else None, tick)
         rows = rows / counts.clamp(min=1e-300).to(device)[:, None]
         forms[:, j] = (rows @ z.double()).cpu()
+        if within is not None:
+            rows = rows * within.to(rows)
         if basis is not None:
             rows = rows @ basis.to(device, torch.float64).T
         gram += (rows @ rows.T).cpu()
@@ -88,7 +102,7 @@ def measured(separated: Separated, basis: Tensor | None, probes: int, seed: int,
         traces, dimension = forms.sum(1), len(basis)
         pairs = torch.outer(traces, traces)
     else:
-        gram, traces, dimension = gram / len(directions), forms.mean(1), size
+        gram, traces, dimension = gram / len(directions), forms.mean(1), size if within is None else int(within.sum())
         m = len(directions)
         pairs = (torch.outer(forms.sum(1), forms.sum(1)) - forms @ forms.T) / (m * (m - 1))
     loss = _mean(sums, counts)

@@ -20,7 +20,7 @@ class DataSize(Result):
     a mean of k by 1/k, but the mean itself is still 1/√k away from its limit."""
 
     of: str
-    """What settles: "loss" or "gradient"."""
+    """What settles: "loss", "gradient" or "hessian"."""
     tolerance: float
     increment: int
     """k from which on one more sample changes it by no more than the tolerance."""
