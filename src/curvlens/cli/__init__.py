@@ -234,6 +234,42 @@ def profile(
 
 
 @app.command()
+def landscape(
+    target: Target,
+    data: DataFile = None,
+    radius: Annotated[
+        list[float] | None, typer.Option(help="Also measure at this distance around the model; may be repeated.")
+    ] = None,
+    within: Annotated[str | None, typer.Option(help="Only move this block, such as h.0.attn.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Also print how many samples the loss needs for this tolerance.")
+    ] = None,
+    losses_only: Annotated[bool, Flag("--losses-only", help="Leave out gradients and Hessians: much faster.")] = False,
+    data_dtype: DataDtype = None,
+    loss: LossOption = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    tokens: Tokens = None,
+    sequences: Annotated[int | None, typer.Option(help="At most this many sequences (default: 64).", min=16)] = None,
+    seed: Seed = 0,
+    trust_remote_code: Trust = False,
+    orders: Annotated[int, typer.Option(help="Random orders of the samples.", min=20)] = 200,
+    points: Annotated[int, typer.Option(help="Random points around the model for each distance.", min=2)] = 32,
+    probes: Annotated[int, typer.Option(help="Random probes for Hessians.", min=2)] = 8,
+    out: Annotated[Path | None, typer.Option(help="Save the result as JSON, for curvlens.load.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the chart, one HTML file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the table, one line for each number of samples.")] = None,
+) -> None:
+    """Print how loss, gradient and Hessian settle as samples are added, at the model and around it."""
+    from curvlens.cli.landscape import Request, show_landscape
+    from curvlens.cli.profile import Files
+
+    options = Options(target, data, data_dtype, loss, device, dtype, tokens, sequences, seed, trust_remote_code)
+    request = Request(options, radius or (), within, tolerance, losses_only, orders, points, probes)
+    _told(lambda: show_landscape(request, Files(out, html, csv)))
+
+
+@app.command()
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Two or more folders of curvlens analyze, in order.")],
     out: Annotated[Path, typer.Option(help="The page; .json and .csv are written beside it.")] = Path("compare.html"),
