@@ -47,6 +47,10 @@ class Request:
 def show_landscape(request: Request, files: Files) -> None:
     """Measure a landscape, print it, and write what is asked for."""
     files.check()
+    if request.losses_only and request.radii:
+        raise CurvlensError(
+            "--radius needs gradients and Hessians, which --losses-only leaves out. Give one of the two."
+        )
     options = request.options
     if options.sequences is None and not is_code(options.target):
         options = dataclasses.replace(options, sequences=SEQUENCES)
@@ -104,16 +108,21 @@ def _sentences(found: Landscape, sizes: DataSize | None) -> Iterator[str]:
         "the moments below do not assume a minimum." if len(found.radii) else "it is 0 at a minimum."
     )
     for i, radius in enumerate(found.radii.tolist()):
-        model, true, error = (float(x[i, -1]) for x in (found.second, found.true_second, found.true_error))
+        next_one = int(found.k[-1]) + 1
+        model, true, error = (
+            float(x[i, -1]) / next_one**2 for x in (found.second, found.true_second, found.true_error)
+        )
         yield (
-            f"At a distance of {short(radius)}, for k = {int(found.k[-1])}, one more sample moves (k + 1) L by "
-            f"{short(math.sqrt(max(model, 0.0)))} by the quadratic model and {short(math.sqrt(max(true, 0.0)))} ± "
+            f"At a distance of {short(radius)} from the model, sample {next_one} changes the loss by "
+            f"{short(math.sqrt(max(model, 0.0)))} by the quadratic model, and by {short(math.sqrt(max(true, 0.0)))} ± "
             f"{short(error / (2 * math.sqrt(true)) if true > 0 else 0.0, 2)} in truth (root mean square)."
         )
     if found.holds is not None:
         yield f"The quadratic model holds up to a distance of {short(found.holds)} of those given."
     elif len(found.radii):
-        yield "The quadratic model holds at none of the distances. Give smaller ones with --radius."
+        yield "The quadratic model is not seen to hold at any of the distances. Give smaller ones with --radius."
+    if found.note:
+        yield f"Note: {printable(found.note)}."
     if sizes is not None:
         yield (
             f"For a tolerance of {sizes.tolerance:g}: from {sizes.increment:,} samples on one more changes the loss by "

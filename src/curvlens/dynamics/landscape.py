@@ -27,6 +27,8 @@ from curvlens.surroundings import as_found
 
 Around = Literal["sphere", "gaussian"]
 AGREEMENT = 0.05
+NOISE = 0.2
+"""Of a second moment: twice its error, beyond which it cannot tell whether the quadratic model holds."""
 GROUPS = 10
 """Groups of orders, for the errors of slopes."""
 FEWEST = 16
@@ -115,6 +117,7 @@ def landscape(
 
     mean, second = stacked(0, moments), stacked(1, moments)
     true_mean, true_second, error = (stacked(i, around_it) for i in range(3))
+    held, note = _holds(wanted, second, true_second, error)
     return Landscape(
         k=torch.tensor(sizes),
         increment=table.increments.square().mean(0).sqrt(),
@@ -133,7 +136,8 @@ def landscape(
         gradient_distance=table.far("gradients"),
         hessian_distance=table.far("hessians"),
         gradient_norm=float(problem.gradient().double().norm()),
-        holds=_holds(wanted, second, true_second, error),
+        holds=held,
+        note=note,
         status=Status.SAMPLED,
         products=found.products,
         provenance=provenance(problem, seed=seed),
@@ -278,15 +282,17 @@ def _sampled(
     return D.mean((0, 1)), squares.mean(0), squares.std(0) / math.sqrt(points)
 
 
-def _holds(radii: list[float], second: Tensor, true: Tensor, error: Tensor) -> float | None:
-    """The largest radius at which the second moments agree at all k, with all smaller ones."""
+def _holds(radii: list[float], second: Tensor, true: Tensor, error: Tensor) -> tuple[float | None, str]:
+    """The largest radius at which the second moments agree at all k, with all smaller ones; what is too noisy."""
     held = None
     for i in sorted(range(len(radii)), key=radii.__getitem__):
-        allowed = (AGREEMENT * second[i].abs()).maximum(2 * error[i])
-        if not bool(((true[i] - second[i]).abs() <= allowed).all()):
+        off, allowed = (true[i] - second[i]).abs(), (AGREEMENT * second[i].abs()).maximum(2 * error[i])
+        if not bool((off <= allowed).all()):
             break
+        if not bool((2 * error[i] <= NOISE * second[i].abs()).all()):
+            return held, f"at {radii[i]:.3g} the points are too few to tell whether the model holds: give more points"
         held = radii[i]
-    return held
+    return held, ""
 
 
 def _radii(radii: float | Iterable[float]) -> list[float]:

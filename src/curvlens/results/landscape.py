@@ -53,8 +53,8 @@ class Landscape(Result):
     gradient_norm: float
     """‖g‖ at θ. The moments do not assume a minimum."""
     holds: float | None
-    """The largest radius at which model and true second moment agree: to 5 %, or within twice the error. None if they
-    agree at no radius, or none was given."""
+    """The largest radius at which model and true second moment agree: to 5 %, or within twice the error if that
+    is below 20 %. None if they are seen to agree at no radius, or none was given."""
     status: Status
     products: int = 0
     note: str = ""
