@@ -266,7 +266,11 @@ CLAIMS = (
         "convergence",
         "The loss landscape converges with the size of the data set, at the rate 1/k.",
         f"{SECOND}, abstract",
-        open=True,
+    ),
+    Claim(
+        "second-order",
+        "Of the Taylor expansion of what more data change in the loss, the quadratic term dominates.",
+        f"{ARTICLE}, Section 8.3",
     ),
     Claim(
         "conditioning-data", "Larger data sets give better conditioned Hessians.", f"{ARTICLE}, Section 7.2", open=True

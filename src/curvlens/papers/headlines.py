@@ -69,6 +69,8 @@ HEADLINES = {
     "diagonal-network": ("of its row, layer 1", "layer 1 #;"),
     "zero-blocks": ("zero blocks of pairs, at most", "at most # have a zero block"),
     "training-phases": ("times as fast at first", "a random walk has 1: #;"),
+    "convergence": ("power of k, distance from the limit", "its limit k^#;"),
+    "second-order": ("of the other terms, all directions, trained", "after training, all directions #"),
     "diagonal": ("of its row, attention, Pre-LN", "attention #,"),
 }
 """For each claim: the label of the number, and the words around it. # is the number, … any words."""
