@@ -19,7 +19,7 @@ from test_first_paper_verdicts import NO, UNDECIDED, WHEN, YES, judged
 
 
 def test_increments_and_distances_by_hand() -> None:
-    config = {"samples": 48, "few": 16, "orders": 20, "steps": 3, "seed": 4}
+    config = {"samples": 48, "few": 32, "orders": 20, "steps": 3, "seed": 4}
     found = data_convergence.measure(config)
     task = Addition(digits=2)
     model = trained(task, seed=4, steps=3)
