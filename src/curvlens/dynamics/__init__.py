@@ -1,6 +1,7 @@
 """What curvature means for training: attribution, the loss along a line, the edge of stability, gradient noise."""
 
 from curvlens.dynamics.attribute import attribute
+from curvlens.dynamics.convergence import convergence
 from curvlens.dynamics.data_size import data_size
 from curvlens.dynamics.forecast import forecast
 from curvlens.dynamics.landscape import landscape
@@ -9,4 +10,16 @@ from curvlens.dynamics.noise import noise
 from curvlens.dynamics.rules import SGD, Adam, AdamW
 from curvlens.dynamics.stability import stability
 
-__all__ = ["SGD", "Adam", "AdamW", "attribute", "data_size", "forecast", "landscape", "line", "noise", "stability"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "attribute",
+    "convergence",
+    "data_size",
+    "forecast",
+    "landscape",
+    "line",
+    "noise",
+    "stability",
+]

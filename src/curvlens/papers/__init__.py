@@ -1,7 +1,7 @@
 """The papers' figures, tables and claims, measured: one command each, results are kept.
 
-To add an experiment, add a file to the folder of its source, `first_paper`, `slides`, `full_block` or `motion`, and a line to
-the `EXPERIMENTS` there. To add a claim, add it to `CLAIMS`.
+To add an experiment, add a file to the folder of its source, `first_paper`, `slides`, `full_block` or `motion`, and a
+line to the `EXPERIMENTS` there. To add a claim, add it to `CLAIMS`.
 """
 
 from curvlens.errors import CurvlensError, nearest
