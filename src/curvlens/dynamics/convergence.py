@@ -90,7 +90,7 @@ def convergence(
         secant = curvature.new_empty(0) if steps.bend is None else steps.bend / steps.square
     of, sizes = ("gradient", norms) if len(norms) else ("decrements", _decrements(L, eps))
     rate, window = _rate(sizes, last, of, notes)
-    _look(L, momentum, learning_rate, notes)
+    _look(L, eps, momentum, learning_rate, notes)
     spectra = _spectra(spectrum, len(L))
     predicted = slowest = None
     if spectra:
@@ -266,8 +266,8 @@ def _steps(
     return Steps(-rate * square, rate**2 * square, bend)
 
 
-def _look(L: Tensor, momentum: float, rate: float, notes: list[str]) -> None:
-    rises = int((L.diff() > 0).sum())
+def _look(L: Tensor, eps: float, momentum: float, rate: float, notes: list[str]) -> None:
+    rises = int((L.diff() > 2 * ROUNDING * eps * L[1:].abs()).sum())
     if rises and not momentum:
         notes.append(
             f"the loss rose in {rises} of {len(L) - 1} steps: on a quadratic the curvature along them is above 2/η = "

@@ -16,6 +16,9 @@ from curvlens.results.status import Status
 RESOLVED = 0.1
 """The most that rounding may be of a curvature that is shown."""
 
+AGREEMENT = 0.01
+"""Of log ‖g‖ lost in a step: how far a prediction may be off where the interval is narrower, as without any noise."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Convergence(Result):
@@ -70,11 +73,15 @@ class Convergence(Result):
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the predicted rate is in the 95 % interval of the one seen; None if one of them is missing."""
+        """Whether the predicted rate is in the 95 % interval of the one seen, or its logarithm within 1 % of that; None
+        if one of them is missing."""
         if self.predicted is None or not math.isfinite(float(self.rate)):
             return None
         low, high = self.rate.interval()
-        return bool(low <= self.predicted <= high)
+        if low <= self.predicted <= high:
+            return True
+        seen = math.log(float(self.rate))
+        return self.predicted > 0 and abs(math.log(self.predicted) - seen) <= AGREEMENT * abs(seen)
 
     def table(self) -> list[dict[str, Any]]:
         """A record for each step."""
