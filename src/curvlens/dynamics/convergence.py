@@ -101,7 +101,7 @@ def convergence(
             notes.append(f"{final.negative} eigenvalues are below 0: along them the quadratic model has no minimum")
     return Convergence(
         rule=_said(learning_rate, momentum, nesterov),
-        learning_rate=float(learning_rate),
+        edge=None if momentum else 2 / learning_rate,
         losses=L,
         gradients=norms,
         curvature=curvature,

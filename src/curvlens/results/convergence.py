@@ -25,7 +25,8 @@ class Convergence(Result):
     """A trajectory of full-batch losses and gradients: curvature along the path, rate seen, rate by a spectrum."""
 
     rule: str
-    learning_rate: float
+    edge: float | None
+    """2/η of gradient descent: a step along a larger curvature raises the loss. None with momentum."""
     losses: Tensor
     """(T + 1,)."""
     gradients: Tensor
@@ -107,8 +108,8 @@ class Convergence(Result):
         last = len(self.losses) - 1
         parts = [f"loss {float(self.losses[0]):.6g} → {float(self.losses[-1]):.6g} in {last} steps"]
         if curved := self.shown_curvature():
-            begin, end = curved[0][1], curved[-1][1]
-            parts.append(f"curvature along the path {begin:.4g} → {end:.4g}, 2/η = {2 / self.learning_rate:.4g}")
+            edge = "" if self.edge is None else f", 2/η = {self.edge:.4g}"
+            parts.append(f"curvature along the path {curved[0][1]:.4g} → {curved[-1][1]:.4g}{edge}")
         if math.isfinite(float(self.rate)):
             low, high = self.rate.interval()
             first, final = self.window

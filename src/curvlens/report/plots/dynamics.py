@@ -174,8 +174,10 @@ def _rate_lines(result: Convergence) -> Points:
 
 def _curvature_lines(result: Convergence) -> Points:
     shown = result.shown_curvature()
-    edge = 2 / result.learning_rate
-    return {"along the path": shown, "2/η": [(shown[0][0], edge), (shown[-1][0], edge)]} if shown else {}
+    found: Points = {"along the path": shown} if shown else {}
+    if shown and result.edge is not None:
+        found["2/η"] = [(shown[0][0], result.edge), (shown[-1][0], result.edge)]
+    return found
 
 
 def _conditions(result: Convergence) -> Points:
