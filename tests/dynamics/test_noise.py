@@ -251,7 +251,8 @@ def population(size: int) -> tuple[cl.Problem, dict[str, float]]:
     parameters: dict[str, Tensor] = dict(model.named_parameters())
 
     def loss(weights: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
-        return (torch.func.functional_call(model, weights, (a[None],))[0] - b).square().mean()
+        found: Tensor = (torch.func.functional_call(model, weights, (a[None],))[0] - b).square().mean()
+        return found
 
     rows = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, x, y)
     G = torch.cat([part.detach().flatten(1) for part in rows.values()], 1)
