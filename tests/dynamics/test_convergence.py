@@ -209,10 +209,24 @@ def test_without_gradients() -> None:
     assert "needs gradients" in found.note
     longer = run(EIGENVALUES, 3000, offset=1.0, lr=0.15)
     late = convergence(longer["losses"], learning_rate=0.15)
-    assert "are 0 up to rounding" in late.note
+    assert "the change of the loss is 0 up to rounding" in late.note
     assert late.window[1] < 1500
     assert "rose" not in late.note  # by no more than rounding
     assert float(late.rate) == pytest.approx(1 - 0.015, rel=1e-2)
+
+
+def test_gradients_at_the_floor_of_rounding() -> None:
+    """What is left when a gradient has vanished in rounding is no rate."""
+    noise = torch.rand(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    g = 0.9 ** torch.arange(400, dtype=torch.float64) + 1e-16 * (1 + noise)
+    losses = 1 + g.square() / 2
+    found = convergence(losses, g, learning_rate=0.1, spectrum=[1.0])
+    assert float(found.rate) == pytest.approx(0.9, rel=1e-3)
+    assert found.agrees
+    assert found.window[1] < 320
+    assert "‖g‖ is 0 up to rounding" in found.note
+    narrow = convergence(losses, g.float(), learning_rate=0.1)
+    assert narrow.window[1] < 130
 
 
 def test_momentum_without_parameters() -> None:
@@ -360,7 +374,7 @@ def test_too_few_steps_for_a_rate() -> None:
     assert "no rate: it needs 15 steps, and there are 6" in found.note
     assert len(found.curvature) == 5
     zero = convergence([*GOOD[:20], 0.0], [*GOOD[:20], 0.0], learning_rate=0.1)
-    assert "‖g‖ = 0 at 20" in zero.note
+    assert "from step 20 on ‖g‖ is 0 up to rounding" in zero.note
     assert math.isfinite(float(zero.rate))
 
 

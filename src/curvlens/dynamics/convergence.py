@@ -26,6 +26,8 @@ FEWEST = 3 * BLOCKS
 """Steps that a rate needs."""
 ROUNDING = 8
 """Units in the last place by which a loss may be off."""
+FLOOR = 64
+"""Units in the last place of the largest gradient that are rounding in a later one."""
 SAME = 1e-3
 """Of its length: how far a step may be from −ηg and still be one of gradient descent."""
 Numbers = Tensor | np.ndarray[Any, Any] | Sequence[float]
@@ -78,7 +80,7 @@ def convergence(
     """
     _check_rule(learning_rate, momentum, nesterov, last)
     L, eps = _losses(losses)
-    norms, vectors = (L.new_empty(0), None) if gradients is None else _gradients(gradients, len(L))
+    norms, vectors, fine = (L.new_empty(0), None, eps) if gradients is None else _gradients(gradients, len(L))
     points = None if parameters is None else _vectors(parameters, len(L), "parameters")
     notes = list[str]()
     steps = _steps(norms, vectors, points, learning_rate, momentum, notes)
@@ -88,7 +90,7 @@ def convergence(
         curvature = 2 * (change - steps.slope) / steps.square
         error = 4 * ROUNDING * eps * torch.maximum(L[1:].abs(), L[:-1].abs()) / steps.square
         secant = curvature.new_empty(0) if steps.bend is None else steps.bend / steps.square
-    of, sizes = ("gradient", norms) if len(norms) else ("decrements", _decrements(L, eps))
+    of, sizes = ("gradient", _above(norms, fine)) if len(norms) else ("decrements", _decrements(L, eps))
     rate, window = _rate(sizes, last, of, notes)
     _look(L, eps, momentum, learning_rate, notes)
     spectra = _spectra(spectrum, len(L))
@@ -152,14 +154,19 @@ def _losses(given: Numbers) -> tuple[Tensor, float]:
     if wide.ndim != 1 or len(wide) < 2:
         raise CurvlensError(f"losses has shape {tuple(wide.shape)}, expected two numbers or more: [L_0, L_1, …].")
     _finite(wide, "losses")
+    return wide, _precision(given, wide)
+
+
+def _precision(given: object, wide: Tensor) -> float:
+    """Of the numbers: by their dtype, and by their digits where a list or float64 holds what was float32."""
+    if isinstance(given, Tensor) and given.is_floating_point() and given.dtype.itemsize < 8:
+        return torch.finfo(given.dtype).eps
     narrow = bool((wide.float().double() == wide).all())
-    if isinstance(given, Tensor) and given.is_floating_point() and given.dtype.itemsize < 4:
-        return wide, torch.finfo(given.dtype).eps
-    return wide, torch.finfo(torch.float32 if narrow else torch.float64).eps
+    return torch.finfo(torch.float32 if narrow else torch.float64).eps
 
 
-def _gradients(given: Vectors, count: int) -> tuple[Tensor, Tensor | None]:
-    """Norms, and the vectors if they were given."""
+def _gradients(given: Vectors, count: int) -> tuple[Tensor, Tensor | None, float]:
+    """Norms, the vectors if they were given, and their precision."""
     given = _tensor(given)
     if (isinstance(given, Tensor) and given.ndim == 1) or _plain(given):
         norms = torch.as_tensor(given, dtype=torch.float64).detach().cpu()
@@ -170,9 +177,9 @@ def _gradients(given: Vectors, count: int) -> tuple[Tensor, Tensor | None]:
             raise CurvlensError(
                 "gradients has a number below 0, and a norm has none. Give ‖g_t‖, or the gradients as vectors."
             )
-        return norms, None
+        return norms, None, _precision(given, norms)
     vectors = _vectors(given, count, "gradients")
-    return vectors.norm(dim=1), vectors
+    return vectors.norm(dim=1), vectors, _precision(given, vectors)
 
 
 def _plain(given: object) -> bool:
@@ -286,12 +293,19 @@ def _decrements(L: Tensor, eps: float) -> Tensor:
     return change.where(change > 2 * ROUNDING * eps * L[1:].abs(), 0.0).sqrt()
 
 
+def _above(norms: Tensor, eps: float) -> Tensor:
+    """‖g‖, 0 where rounding hides it."""
+    return norms.where(norms > FLOOR * eps * norms.max(), 0.0)
+
+
 def _rate(sizes: Tensor, last: float, of: str, notes: list[str]) -> tuple[Estimate, tuple[int, int]]:
     """exp of the slope of log sizes over the last part, with the error of a block jackknife."""
     zero = (sizes == 0).nonzero()
     end = int(zero[0]) if len(zero) else len(sizes)
     if len(zero):
-        notes.append(f"from step {end} on the {of} are 0 up to rounding" if of != "gradient" else f"‖g‖ = 0 at {end}")
+        notes.append(
+            f"from step {end} on {'‖g‖' if of == 'gradient' else 'the change of the loss'} is 0 up to rounding"
+        )
     first = max(min(end - math.ceil(last * end), end - FEWEST), 0)
     y = sizes[first:end].log()
     if len(y) < FEWEST:
