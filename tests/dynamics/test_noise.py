@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from itertools import combinations
 from typing import Any
 
@@ -160,6 +161,147 @@ def test_with_curvature() -> None:
     assert noise(problem).curvature_scale is None
 
 
+@pytest.mark.parametrize("data", [ragged(), even()], ids=["ragged", "even"])
+def test_curvature_by_block(data: tuple[Tensor, Tensor]) -> None:
+    """Every block against gradients of single samples and the dense Hessian, cut to the block."""
+    problem = of(data)
+    result = noise(problem, curvature="block")
+    g, e = deviations(*gradients(problem, data))
+    H, n = cl.hessian(problem).dense(), len(e)
+    assert result.gradients is not None
+    assert result.curvature_traces is not None
+    assert result.curvature_gradients is not None
+    assert result.curvature_scales is not None
+    places = problem.blocks.split(torch.arange(len(g)))
+    assert set(places) == set(result.curvature_traces)
+    for name, at in places.items():
+        block, own, slope = H[at][:, at], e[:, at], g[at]
+        trace = float(((own @ block) * own).sum()) / (n - 1)
+        square = float(slope @ block @ slope) - trace / n
+        assert float(result.curvature_traces[name]) == pytest.approx(trace, rel=1e-9, abs=1e-14)
+        assert float(result.curvature_gradients[name]) == pytest.approx(square, rel=1e-9, abs=1e-14)
+        plain = float(own.square().sum()) / (n - 1)
+        assert float(result.gradients[name]) == pytest.approx(float(slope @ slope) - plain / n, rel=1e-9, abs=1e-14)
+        if square > 0:
+            assert float(result.curvature_scales[name]) == pytest.approx(trace / square, rel=1e-6)
+        else:
+            assert math.isnan(float(result.curvature_scales[name]))
+            assert "or is negative" in result.curvature_scales[name].note
+    whole = noise(problem, curvature=True)
+    assert result.curvature_trace is not None
+    assert whole.curvature_trace is not None
+    assert float(result.curvature_trace) == pytest.approx(float(whole.curvature_trace), rel=1e-12)
+    assert whole.curvature_traces is None
+    assert sum(map(float, result.gradients.values())) == pytest.approx(float(result.gradient), rel=1e-9)
+    # The blocks of H off the diagonal are in the whole only.
+    assert abs(sum(map(float, result.curvature_traces.values())) / float(result.curvature_trace) - 1) > 1e-3
+    assert result.products == (n + 2) * (1 + len(places))
+    rows = {row["block"]: row for row in result.table()}
+    name = next(iter(places))
+    assert rows[name]["curvature_trace"] == float(result.curvature_traces[name])
+    assert rows["all"]["curvature_trace_error"] == float(result.curvature_trace.stderr)
+    assert {row["curvature_trace"] for row in noise(problem).table()} == {None}
+
+
+def test_errors_by_block() -> None:
+    """Leaving out each sample, with H held."""
+    problem = of(even())
+    result = noise(problem, curvature="block")
+    S, c = gradients(problem, even())
+    H = cl.hessian(problem).dense()
+    assert result.curvature_traces is not None
+    assert result.curvature_gradients is not None
+    for name, at in problem.blocks.split(torch.arange(S.shape[1])).items():
+        traces, squares = [], []
+        for i in range(6):
+            keep = [j for j in range(6) if j != i]
+            g, e = deviations(S[keep], c[keep])
+            block = H[at][:, at]
+            traces.append(float(((e[:, at] @ block) * e[:, at]).sum()) / 4)
+            squares.append(float(g[at] @ block @ g[at]) - traces[-1] / 5)
+        assert float(result.curvature_traces[name].stderr) == pytest.approx(jackknife(traces), rel=1e-6, abs=1e-13)
+        assert float(result.curvature_gradients[name].stderr) == pytest.approx(jackknife(squares), rel=1e-6, abs=1e-13)
+
+
+def test_a_planted_fault_in_the_products_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A factor of 1.01 on products with blocks moves the numbers by block by so much, and no others."""
+    problem = of(even())
+    truth = noise(problem, curvature="block")
+    module = import_module("curvlens.dynamics.noise")  # the function has its name
+    times = module.Metric._times
+    monkeypatch.setattr(module.Metric, "_times", lambda self, name, v: times(self, name, v) * (1.01 if name else 1.0))
+    wrong = noise(problem, curvature="block")
+    assert wrong.curvature_traces is not None
+    assert truth.curvature_traces is not None
+    for name, estimate in truth.curvature_traces.items():
+        if abs(float(estimate)) > 1e-12:
+            assert float(wrong.curvature_traces[name]) / float(estimate) == pytest.approx(1.01, rel=1e-9)
+    assert float(wrong.curvature_trace) == pytest.approx(float(truth.curvature_trace), rel=1e-12)  # type: ignore[arg-type]
+
+
+def population(size: int) -> tuple[cl.Problem, dict[str, float]]:
+    """A small network on many samples, and the true numbers of all of them."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(size, 4, generator=generator, dtype=torch.float64)
+    y = (x @ torch.randn(4, 1, generator=generator, dtype=torch.float64)).tanh()
+    y = y + 0.3 * torch.randn(size, 1, generator=generator, dtype=torch.float64)
+    torch.manual_seed(3)  # its gᵀHg is above 0, in all blocks too
+    model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Tanh(), nn.Linear(3, 1, bias=False)).double()
+    problem = cl.Problem(model, (x, y), cl.losses.MSE())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+
+    def loss(weights: dict[str, Tensor], a: Tensor, b: Tensor) -> Tensor:
+        found: Tensor = (torch.func.functional_call(model, weights, (a[None],))[0] - b).square().mean()
+        return found
+
+    rows = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, x, y)
+    G = torch.cat([part.detach().flatten(1) for part in rows.values()], 1)
+    H = cl.hessian(problem).dense()
+    g, e = G.mean(0), G - G.mean(0)
+    truth = {"trace": float(e.square().sum() / (size - 1)), "gradient": float(g @ g)}
+    truth |= {"curvature_trace": float(((e @ H) * e).sum() / (size - 1)), "curvature_gradient": float(g @ H @ g)}
+    truth["scale"] = truth["trace"] / truth["gradient"]
+    truth["curvature_scale"] = truth["curvature_trace"] / truth["curvature_gradient"]
+    for name, at in problem.blocks.split(torch.arange(G.shape[1])).items():
+        block, own, slope = H[at][:, at], e[:, at], g[at]
+        truth[f"traces {name}"] = float(own.square().sum() / (size - 1))
+        truth[f"gradients {name}"] = float(slope @ slope)
+        truth[f"curvature_traces {name}"] = float(((own @ block) * own).sum() / (size - 1))
+        truth[f"curvature_gradients {name}"] = float(slope @ block @ slope)
+        truth[f"curvature_scales {name}"] = truth[f"curvature_traces {name}"] / truth[f"curvature_gradients {name}"]
+    return problem, truth
+
+
+def covered(size: int, draws: int, samples: int, curvature: Any) -> dict[str, int]:
+    """How many of the intervals of 95 % contain the truth, for every number that is there."""
+    problem, truth = population(size)
+    counts = dict[str, int]()
+    for seed in range(draws):
+        result = noise(problem, samples=samples, curvature=curvature, seed=seed)
+        for key, value in truth.items():
+            field, _, name = key.partition(" ")
+            found = getattr(result, field)
+            if found is not None:
+                low, high = (found[name] if name else found).interval()
+                counts[key] = counts.get(key, 0) + bool(low <= value <= high)
+    return counts
+
+
+def test_intervals_cover_the_truth() -> None:
+    """15 of 20: a coverage of 92 % gives fewer than that once in 100."""
+    counts = covered(1500, 20, 50, curvature=True)
+    assert len(counts) > 6
+    assert min(counts.values()) >= 15, counts
+
+
+@pytest.mark.full
+def test_intervals_cover_the_truth_in_nine_of_ten() -> None:
+    """Of 100 draws, for every number, by block too."""
+    counts = covered(4000, 100, 200, curvature="block")
+    assert len(counts) > 15
+    assert min(counts.values()) >= 90, counts
+
+
 def test_gradients_of_several_samples() -> None:
     problem = signal()
     result = noise(problem, micro_batch=4)
@@ -220,6 +362,8 @@ def test_bad_inputs() -> None:
         noise(problem, samples=2)
     with pytest.raises(cl.CurvlensError, match=r"budget='0\.1 gradients' allows 2"):
         noise(problem, budget="0.1 gradients")
+    with pytest.raises(cl.CurvlensError, match="curvature='blocks', expected True, False or 'block'"):
+        noise(problem, curvature="blocks")  # type: ignore[arg-type]
     with pytest.raises(cl.CurvlensError, match="expected a Problem"):
         noise(problem.model)  # type: ignore[arg-type]
     tokens, labels = even(4)

@@ -19,6 +19,7 @@ SAMPLES = {
     "Amount": "amount",
     "Attribution": "attribution",
     "ByBlock": "blocks-sampled",
+    "Convergence": "convergence",
     "DataSize": "data-size",
     "Density": "density-sampled",
     "Eigs": "eigs-converged",

@@ -1,6 +1,7 @@
 """What curvature means for training: attribution, the loss along a line, the edge of stability, gradient noise."""
 
 from curvlens.dynamics.attribute import attribute
+from curvlens.dynamics.convergence import convergence
 from curvlens.dynamics.data_size import data_size
 from curvlens.dynamics.forecast import forecast
 from curvlens.dynamics.landscape import landscape
@@ -16,6 +17,7 @@ __all__ = [
     "AdamW",
     "Preconditioned",
     "attribute",
+    "convergence",
     "data_size",
     "forecast",
     "landscape",

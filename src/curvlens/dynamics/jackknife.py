@@ -35,8 +35,13 @@ class Terms:
         a, b, r = (x.sum(1, keepdim=True) for x in (self.a, self.b, self.r))
         return Terms(a, b, r, self.q.sum(0, keepdim=True), self.c)
 
-    def estimates(self, size: float, samples: int, about: dict[str, Any]) -> tuple[Estimate, Estimate, Estimate]:
-        """tr Σ, ‖g‖² and their ratio, of one block."""
+    def estimates(
+        self, size: float, samples: int, about: dict[str, Any], unknown: str, *, definite: bool = True
+    ) -> tuple[Estimate, Estimate, Estimate]:
+        """tr Σ, ‖g‖² and their ratio, of one block; ``unknown`` says why there is none where ‖g‖² is not above 0.
+
+        What cannot be below 0 has its interval on the logarithm. With an indefinite H that is the ratio alone.
+        """
         a, b, r, q, c = self.a[:, 0], self.b[:, 0], self.r[:, 0], self.q[0], self.c
         n, C = len(c), c.sum()
         trace = (n / C) ** 2 / (n - 1) * a.sum()
@@ -49,13 +54,14 @@ class Terms:
         ratio = trace / square if square > 0 else torch.full_like(trace, math.nan)
         ratios = (traces - ratio * squares) / square  # to first order: one that is left out may make ‖g‖² negative
 
-        def estimate(value: Tensor, others: Tensor, note: str = "") -> Estimate:
+        def estimate(value: Tensor, others: Tensor, positive: bool, note: str = "") -> Estimate:
             error = ((n - 1) / n * (others - others.mean()).square().sum()).sqrt()
-            return Estimate(value.cpu(), error.cpu(), samples, float(n - 1), note, dict(about))
+            on_log = positive and bool(value > 0)
+            return Estimate(value.cpu(), error.cpu(), samples, float(n - 1), note, dict(about), on_log)
 
-        note = "" if square > 0 else "the gradient cannot be told from 0: its square is not above its noise"
+        note = "" if square > 0 else unknown
         return (
-            estimate(trace * size, traces * size),
-            estimate(square, squares),
-            estimate(ratio * size, ratios * size, note),
+            estimate(trace * size, traces * size, definite),
+            estimate(square, squares, definite),
+            estimate(ratio * size, ratios * size, True, note),
         )

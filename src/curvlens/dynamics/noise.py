@@ -8,6 +8,7 @@ covariance (`docs/explanation/math.md`, "Noise").
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,8 +28,13 @@ from curvlens.surroundings import as_found
 
 FEWEST = 3
 """Gradients of which one can be left out, with a covariance of the rest."""
+NO_GRADIENT = "the gradient cannot be told from 0: its square is not above its noise"
+NO_CURVATURE = "gᵀHg is not above its noise: the curvature along the gradient cannot be told from 0, or is negative"
 HELD = 1 << 24
 """Numbers of the gradients that wait for their products: 128 MiB."""
+
+
+Three = tuple[Estimate, Estimate, Estimate]
 
 
 @as_found
@@ -36,7 +42,7 @@ def noise(
     problem: Problem,
     *,
     samples: int | None = None,
-    curvature: bool = False,
+    curvature: bool | Literal["block"] = False,
     micro_batch: int = 1,
     seed: int = 0,
     budget: str | float | Budget | None = None,
@@ -51,7 +57,9 @@ def noise(
     Args:
         problem: the loss.
         samples: how many samples, drawn without replacement; all of them by default. g is then that of the drawn ones.
-        curvature: also tr(HΣ) and tr(HΣ)/gᵀHg, with the Hessian of the whole problem: a product for each sample.
+        curvature: also tr(HΣ) and tr(HΣ)/gᵀHg, with the Hessian of the whole problem: a product for each sample. With
+            ``"block"`` also in each diagonal block b of H, tr(H_bb Σ_bb) and g_bᵀ H_bb g_b: what a step of that block
+            alone meets. They do not sum to those of the whole. This takes a product for each sample and block.
         micro_batch: samples in one gradient; Σ is scaled to one sample. Batches that cannot be cut (the loss couples
             their samples, or they have no common first axis) have one gradient each.
         seed: for the draw.
@@ -66,12 +74,15 @@ def noise(
     (2.666666667, 15.333333333)
     """
     require_problem(problem, "noise")
+    if curvature not in (True, False, "block"):
+        raise CurvlensError(f"curvature={curvature!r}, expected True, False or 'block'.")
     for name, value in (("samples", samples), ("micro_batch", micro_batch)):
         if value is not None and not (whole(value) and value >= 1):
             raise CurvlensError(f"{name}={value!r}, expected a whole number, 1 or more.")
     separated = Separated(problem, micro_batch)
     count, asked = separated.count, min(samples or separated.count, separated.count)
-    allowed = separated.allowed(parse_budget(budget), curvature)
+    products = (1 + (len(problem.blocks) if curvature == "block" else 0)) if curvature else 0
+    allowed = separated.allowed(parse_budget(budget), products)
     n = min(asked, allowed)
     if n < FEWEST:
         why = f"budget={budget!r} allows {n}" if allowed < asked else f"there are {n}"
@@ -80,42 +91,56 @@ def noise(
             "or a larger budget."
         )
     draw = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:n].tolist()
-    plain, curved = _measured(separated, frozenset(draw), curvature, progress)
+    plain, curved, within = _measured(separated, frozenset(draw), curvature, progress)
     about = provenance(problem, seed=seed)
-    size = separated.size
 
-    def estimates(terms: Terms) -> tuple[Estimate, Estimate, Estimate]:
-        return terms.estimates(size, n, about)
+    def estimates(terms: Terms, *, curved: bool = False) -> Three:
+        unknown = NO_CURVATURE if curved else NO_GRADIENT
+        return terms.estimates(separated.size, n, about, unknown, definite=not curved)
 
-    by_block = {name: estimates(plain.of(column)) for column, name in enumerate(problem.blocks)}
+    def by_block(terms: Terms, *names: str, curved: bool = False) -> list[ByBlock]:
+        found = {name: estimates(terms.of(i), curved=curved) for i, name in enumerate(problem.blocks)}
+        return [ByBlock({name: three[i] for name, three in found.items()}, what) for i, what in enumerate(names)]
+
     trace, square, scale = estimates(plain.whole())
-    hessian_numbers = (None, None, None) if curved is None else estimates(curved.whole())
+    traces, squares, scales = by_block(plain, "trace", "‖g‖²", "noise scale")
+    bent = (None, None, None) if curved is None else estimates(curved, curved=True)
+    blocks: list[ByBlock] | tuple[None, None, None] = (None, None, None)
+    if within is not None:
+        blocks = by_block(within, "tr(HΣ)", "gᵀHg", "noise scale with curvature", curved=True)
     reduced = n < asked
     return Noise(
         trace=trace,
         gradient=square,
         scale=scale,
-        traces=ByBlock({name: three[0] for name, three in by_block.items()}, "trace"),
-        scales=ByBlock({name: three[2] for name, three in by_block.items()}, "noise scale"),
+        traces=traces,
+        scales=scales,
         samples=n,
         each=separated.name,
-        size=size,
+        size=separated.size,
         status=Status.STOPPED_AT_BUDGET if reduced else Status.SAMPLED,
-        curvature_trace=hessian_numbers[0],
-        curvature_gradient=hessian_numbers[1],
-        curvature_scale=hessian_numbers[2],
-        products=n + 2 if curvature else 0,
+        curvature_trace=bent[0],
+        curvature_gradient=bent[1],
+        curvature_scale=bent[2],
+        gradients=squares,
+        curvature_traces=blocks[0],
+        curvature_gradients=blocks[1],
+        curvature_scales=blocks[2],
+        products=products * (n + 2),
         note=f"budget={budget!r} allowed {n} of {asked} {separated.name} gradients" if reduced else "",
         provenance=about,
     )
 
 
 def _measured(
-    separated: Separated, only: frozenset[int], curvature: bool, progress: Progress | None
-) -> tuple[Terms, Terms | None]:
-    """Two passes over the drawn samples: their sums, then their products with g and with each other."""
+    separated: Separated, only: frozenset[int], curvature: bool | str, progress: Progress | None
+) -> tuple[Terms, Terms | None, Terms | None]:
+    """Two passes over the drawn samples: their sums, then their products with g and with each other.
+
+    The plain terms by block, and with curvature those with H as a whole and with its diagonal blocks.
+    """
     problem = separated.problem
-    total = 2 * len(only)
+    total = (3 if curvature else 2) * len(only)
     done = 0
 
     def tick() -> None:
@@ -139,31 +164,65 @@ def _measured(
         raise CurvlensError("Fewer than two of the drawn samples have a token that counts. Draw more of them.")
     g = sums[0] / c.sum()
     w = sums[1] - c.square().sum() * g
-    H = hessian(problem)
-
-    def product(v: Tensor) -> Tensor:
-        applied: Tensor = H @ v.to(problem.dtype)
-        return applied.double()
-
-    Hg, Hw = (product(g), product(w)) if curvature else (g, w)
-    plain, curved = list[Tensor](), list[Tensor]()
+    metric = Metric(problem, g, w, blocks=curvature == "block") if curvature else None
+    plain, drawn = list[Tensor](), list[Tensor]()
     index = _blocks(problem)
-    drawn: list[Tensor] = []
 
     def multiply(gradient: Tensor, count: float) -> None:
         d = gradient - count * g
         plain.append(index(torch.stack([d * d, d * g, d * w], 1)))
-        if curvature:
+        if metric is not None:
             drawn.append(d)
         tick()
 
     for part in _portions(sorted(only), max(HELD // problem.layout.size, 1) if curvature else len(only)):
         separated.each(frozenset(part), multiply)
         for d in drawn:  # outside of the pass: a product is a pass of its own
-            curved.append(torch.stack([d @ product(d), d @ Hg, d @ Hw])[None, :])
+            if metric is not None:
+                metric.add(d)
+            tick()
         drawn.clear()
     first = _terms(plain, index((g * g)[:, None])[:, 0], c)
-    return first, _terms(curved, (g @ Hg)[None], c) if curvature else None
+    return (first, None, None) if metric is None else (first, *metric.terms(c))
+
+
+class Metric:
+    """Inner products with H, and with its diagonal blocks, of each d with itself, with g and with w."""
+
+    def __init__(self, problem: Problem, g: Tensor, w: Tensor, *, blocks: bool) -> None:
+        self.dtype = problem.dtype
+        self.split = problem.blocks.split
+        self.whole = hessian(problem)
+        self.blocks = self.whole.blocks() if blocks else {}
+        self.seen = [{"": g, **self._own(g)}, {"": w, **self._own(w)}]
+        self.bent = [{name: self._times(name, x) for name, x in each.items()} for each in self.seen]
+        self.rows = list[dict[str, Tensor]]()
+
+    def _own(self, v: Tensor) -> dict[str, Tensor]:
+        return dict(self.split(v)) if self.blocks else {}
+
+    def _times(self, name: str, v: Tensor) -> Tensor:
+        H = self.blocks[name] if name else self.whole
+        applied: Tensor = H @ v.to(self.dtype)
+        return applied.double()
+
+    def add(self, d: Tensor) -> None:
+        """One more sample."""
+        Hg, Hw = self.bent
+        own = {"": d, **self._own(d)}
+        self.rows.append(
+            {name: torch.stack([x @ self._times(name, x), x @ Hg[name], x @ Hw[name]]) for name, x in own.items()}
+        )
+
+    def terms(self, c: Tensor) -> tuple[Terms, Terms | None]:
+        """With H as a whole, and with its blocks."""
+        squares = {name: x @ self.bent[0][name] for name, x in self.seen[0].items()}
+
+        def of(names: list[str]) -> Terms:
+            rows = [torch.stack([row[name] for name in names]) for row in self.rows]
+            return _terms(rows, torch.stack([squares[name] for name in names]), c)
+
+        return of([""]), of(list(self.blocks)) if self.blocks else None
 
 
 def _portions(places: list[int], size: int) -> Iterator[list[int]]:

@@ -58,18 +58,18 @@ class Separated:
             flat[layout.slices[name]] = part.detach().reshape(-1).double()
         return flat
 
-    def allowed(self, budget: Budget | None, curvature: bool) -> int:
-        """How many gradients a budget is enough for: each is made twice, and has a product."""
+    def allowed(self, budget: Budget | None, products: int) -> int:
+        """How many gradients a budget is enough for: each is made twice, and has so many products."""
         if budget is None:
             return self.count
         if budget.gradients is not None:
-            left, each = budget.gradients - (4.0 if curvature else 0.0), 2 / self.count + (2.0 if curvature else 0.0)
+            left, each = budget.gradients - 4.0 * products, 2 / self.count + 2.0 * products
             return max(math.floor(left / each + 1e-9), 0)
         start = time.monotonic()
         self.each(range(2), lambda _, __: None)
         each = time.monotonic() - start  # both passes of one
-        if curvature:
+        if products:
             start = time.monotonic()
             hessian(self.problem) @ torch.ones(self.problem.layout.size, dtype=self.problem.dtype)
-            each += time.monotonic() - start
+            each += products * (time.monotonic() - start)
         return max(math.floor((budget.seconds or 0.0) / max(each, 1e-9)), 0)

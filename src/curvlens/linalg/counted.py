@@ -154,9 +154,14 @@ class CountedOperator:
 
     def provenance(self, **more: Any) -> dict[str, Any]:
         """A description of operator and products, for the record of a result."""
-        versions = {name: version(name) for name in ("curvlens", "torch", "numpy", "scipy")}
-        versions["python"] = ".".join(map(str, sys.version_info[:3]))
-        return {**self.operator.provenance(), **more, "versions": versions}
+        return {**self.operator.provenance(), **more, "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """What a result was computed with."""
+    found = {name: version(name) for name in ("curvlens", "torch", "numpy", "scipy")}
+    found["python"] = ".".join(map(str, sys.version_info[:3]))
+    return found
 
 
 @cache

@@ -5,7 +5,7 @@ A new one is added here; the experiment that measures it names it in a `Finding`
 
 from __future__ import annotations
 
-from curvlens.papers.sources import ARTICLE, PAPER, SECOND
+from curvlens.papers.sources import ARTICLE, NOISE_SCALE, PAPER, SECOND
 from curvlens.papers.verdicts import Claim
 
 SLIDES = "slides on the same"
@@ -261,6 +261,16 @@ CLAIMS = (
         "training-phases",
         "Curvature changes fast at the beginning of training and settles later.",
         f"{ARTICLE}, Section 7.2",
+    ),
+    Claim(
+        "critical-batch",
+        "The Hessian explains the critical batch size, by its spectrum and by tr(HΣ)/gᵀHg.",
+        f"{ARTICLE}, Section 7.2; {NOISE_SCALE}, Section 2",
+    ),
+    Claim(
+        "critical-batch-simple",
+        "The simple noise scale tr Σ/‖g‖² predicts the critical batch size.",
+        f"{NOISE_SCALE}, abstract",
     ),
     Claim(
         "convergence",

@@ -3,6 +3,7 @@
 from curvlens.results.attribution import Attribution
 from curvlens.results.base import Result, claim, load
 from curvlens.results.by_block import ByBlock
+from curvlens.results.convergence import Convergence
 from curvlens.results.data_size import DataSize
 from curvlens.results.density import Density
 from curvlens.results.eigs import Eigs
@@ -24,6 +25,7 @@ __all__ = [
     "Amount",
     "Attribution",
     "ByBlock",
+    "Convergence",
     "DataSize",
     "Density",
     "Eigs",

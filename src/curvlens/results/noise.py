@@ -41,24 +41,36 @@ class Noise(Result):
     """gᵀHg, without its noise."""
     curvature_scale: Estimate | None = None
     """tr(HΣ)/gᵀHg, in samples; NaN where gᵀHg is not above 0."""
+    gradients: ByBlock | None = None
+    """‖g_b‖² of each block, without its noise; they sum to ``gradient``."""
+    curvature_traces: ByBlock | None = None
+    """tr(H_bb Σ_bb) of each block b, with ``curvature="block"``: H_bb is the diagonal block of H. They do not sum to
+    ``curvature_trace``, which has the blocks off the diagonal as well."""
+    curvature_gradients: ByBlock | None = None
+    """g_bᵀ H_bb g_b, without its noise."""
+    curvature_scales: ByBlock | None = None
+    """Their ratio: the noise scale of steps that move this block alone."""
     products: int = 0
     note: str = ""
     provenance: Provenance = field(default_factory=dict)
 
     def table(self) -> list[dict[str, Any]]:
-        """A record for the whole, then one for each block: tr Σ and noise scale, with their errors."""
-        rows = [("all", self.trace, self.scale)]
-        rows += [(name, self.traces[name], self.scales[name]) for name in self.traces]
-        return [
-            {
-                "block": name,
-                "trace": _number(trace.value),
-                "trace_error": _number(trace.stderr),
-                "scale": _number(scale.value),
-                "scale_error": _number(scale.stderr),
-            }
-            for name, trace, scale in rows
-        ]
+        """A record for the whole, then one for each block: all numbers with their errors, None for those not there."""
+        whole = (self.trace, self.gradient, self.scale)
+        curved = (self.curvature_trace, self.curvature_gradient, self.curvature_scale)
+        named = (self.traces, self.gradients, self.scales)
+        within = (self.curvature_traces, self.curvature_gradients, self.curvature_scales)
+        rows = [("all", [*whole, *curved])]
+        rows += [(name, [None if each is None else each[name] for each in (*named, *within)]) for name in self.traces]
+        columns = ("trace", "gradient", "scale", "curvature_trace", "curvature_gradient", "curvature_scale")
+        records = []
+        for name, estimates in rows:
+            record: dict[str, Any] = {"block": name}
+            for column, estimate in zip(columns, estimates, strict=True):
+                record[column] = None if estimate is None else _number(estimate.value)
+                record[f"{column}_error"] = None if estimate is None else _number(estimate.stderr)
+            records.append(record)
+        return records
 
     def _pictured(self) -> Result:
         return self.traces

@@ -19,6 +19,7 @@ from curvlens.report.plots.writing import KINDS, content
 from curvlens.report.profile_page import icicle
 from curvlens.results import (
     ByBlock,
+    Convergence,
     Density,
     Eigs,
     Estimate,
@@ -40,6 +41,7 @@ _DRAWN: dict[type[Result], Callable[..., Any]] = {
     Solution: curves.residuals,
     Line: dynamics.line,
     Forecast: dynamics.forecast,
+    Convergence: dynamics.convergence,
     Landscape: dynamics.landscape,
     Stability: dynamics.stability,
     Profile: modules.modules,
@@ -53,8 +55,10 @@ def plot(result: Result, path: str | os.PathLike[str] | None = None, **options: 
     Blocks: a heat map, layer × role, or layer × head for ``by="head"``. Eigenvalues and densities: histogram,
     sorted, cumulative. Of `Eigs`, ``what="mass"`` shows in which blocks the vectors live. Propagation: curves over
     the layers; ``quantity`` is trace, frobenius, top or bottom. A line: the loss and its quadratic model. A
-    forecast: true loss and quadratic model over the steps; ``what="distance"`` the way. Stability: the fraction of
-    the edge, by parameter group; ``what="mass"`` by block. A profile written to an ``.html`` file is the icicle.
+    forecast: true loss and quadratic model over the steps; ``what="distance"`` the way. Convergence: ‖g‖ with the
+    rates seen and predicted; ``what="curvature"`` along the path, ``what="condition"`` the numbers. Stability: the
+    fraction of the edge, by parameter group; ``what="mass"`` by block. A profile written to an ``.html`` file is the
+    icicle.
     """
     kind = _kind(path)
     if isinstance(result, Profile) and kind == "html":

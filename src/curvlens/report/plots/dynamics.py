@@ -1,5 +1,5 @@
-"""Training: the loss along a line, the distance to the edge of stability, the course of an optimiser, the
-landscape of k samples."""
+"""Training: the loss along a line, the distance to the edge of stability, the course of an optimiser, how it settles,
+the landscape of k samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from curvlens.errors import CurvlensError, printable
 from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data
-from curvlens.results import Forecast, Landscape, Line, Stability
+from curvlens.results import Convergence, Forecast, Landscape, Line, Stability
 
 GREEN = "#009e73"
 SHOWN = 4
@@ -117,6 +117,75 @@ def forecast(result: Forecast, what: str = "loss") -> Any:
         return lines.properties(width=420, height=240)
     rule = alt.Chart(data([{"step": result.departure}])).mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x="step:Q")
     return alt.layer(lines, rule).properties(width=420, height=240)
+
+
+def convergence(result: Convergence, what: str = "") -> Any:
+    """‖g‖ over the steps beside the rates seen and predicted; ``what="curvature"``: along the path, and 2/η;
+    ``what="condition"``: the condition numbers. By default the first of these that there are numbers for."""
+    if what not in ("", "rate", "curvature", "condition"):
+        raise CurvlensError(f"what={what!r}, expected 'rate', 'curvature' or 'condition'.")
+    lines = {"rate": _rate_lines(result), "curvature": _curvature_lines(result), "condition": _conditions(result)}
+    chosen = what or next((name for name, each in lines.items() if each), "rate")
+    if not lines[chosen]:
+        why = printable(result.note) or "Give more steps, or a spectrum."
+        raise CurvlensError(f"There is nothing to draw for what={chosen!r}. {why}")
+    alt = altair()
+    colours = dict(zip(lines[chosen], (INK, BLUE, ORANGE), strict=False))
+    drawn = lines[chosen]
+    records = [{"step": t, "value": value, "what": name} for name, points in drawn.items() for t, value in points]
+    titles = {"rate": "‖g‖" if result.of == "gradient" else "√(L_t − L_{t+1})", "curvature": "dᵀHd/‖d‖²"}
+    positive = all(value > 0 for points in drawn.values() for _, value in points)
+    return (
+        alt.Chart(data(records))
+        .mark_line(point=chosen == "condition")
+        .encode(
+            x=alt.X("step:Q", title="step"),
+            y=alt.Y(
+                "value:Q",
+                title=titles.get(chosen, "max |λ|/min |λ|"),
+                scale=alt.Scale(type="log", nice=False) if positive else alt.Scale(zero=False),
+            ),
+            color=alt.Color("what:N", title=None, scale=alt.Scale(domain=list(colours), range=list(colours.values()))),
+        )
+        .properties(width=420, height=240)
+    )
+
+
+Points = dict[str, list[tuple[int, float]]]
+
+
+def _rate_lines(result: Convergence) -> Points:
+    if result.of == "gradient":
+        seen = list(enumerate(result.gradients.tolist()))
+    else:
+        falls = (result.losses[:-1] - result.losses[1:]).tolist()
+        seen = [(t, math.sqrt(abs(x))) for t, x in enumerate(falls)]
+    seen = [(t, x) for t, x in seen if x > 0]
+    if not seen:
+        return {}
+    found: Points = {"seen": seen}
+    first, last = result.window
+    inside = [math.log(x) for t, x in seen if first <= t <= last]
+    if inside:
+        middle, level = (first + last) / 2, sum(inside) / len(inside)
+        for name, rate in (("fitted", float(result.rate)), ("by the spectrum", result.predicted)):
+            if rate is not None and math.isfinite(rate) and rate > 0:
+                ends = [level + (t - middle) * math.log(rate) for t in (first, last)]
+                found[name] = [(t, math.exp(x)) for t, x in zip((first, last), ends, strict=True) if abs(x) < 700]
+    return found
+
+
+def _curvature_lines(result: Convergence) -> Points:
+    shown = result.shown_curvature()
+    found: Points = {"along the path": shown} if shown else {}
+    if shown and result.edge is not None:
+        found["2/η"] = [(shown[0][0], result.edge), (shown[-1][0], result.edge)]
+    return found
+
+
+def _conditions(result: Convergence) -> Points:
+    steps = result.spectrum_steps.tolist()
+    return {"condition": list(zip(steps, result.condition.tolist(), strict=True))} if steps else {}
 
 
 def landscape(result: Landscape, what: str = "settling") -> Any:
