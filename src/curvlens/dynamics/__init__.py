@@ -1,4 +1,5 @@
-"""What curvature means for training: attribution, the loss along a line, the edge of stability, gradient noise."""
+"""What curvature means for training: attribution, the loss along a line, the edge of stability, gradient noise,
+scaling."""
 
 from curvlens.dynamics.attribute import attribute
 from curvlens.dynamics.data_size import data_size
@@ -7,6 +8,19 @@ from curvlens.dynamics.landscape import landscape
 from curvlens.dynamics.line import line
 from curvlens.dynamics.noise import noise
 from curvlens.dynamics.rules import SGD, Adam, AdamW
+from curvlens.dynamics.scaling import scaling
 from curvlens.dynamics.stability import stability
 
-__all__ = ["SGD", "Adam", "AdamW", "attribute", "data_size", "forecast", "landscape", "line", "noise", "stability"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "attribute",
+    "data_size",
+    "forecast",
+    "landscape",
+    "line",
+    "noise",
+    "scaling",
+    "stability",
+]

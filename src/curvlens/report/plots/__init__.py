@@ -28,6 +28,7 @@ from curvlens.results import (
     Profile,
     Propagation,
     Result,
+    Scaling,
     Solution,
     Stability,
 )
@@ -41,6 +42,7 @@ _DRAWN: dict[type[Result], Callable[..., Any]] = {
     Line: dynamics.line,
     Forecast: dynamics.forecast,
     Landscape: dynamics.landscape,
+    Scaling: dynamics.scaling,
     Stability: dynamics.stability,
     Profile: modules.modules,
     Estimate: curves.histogram,
@@ -53,7 +55,8 @@ def plot(result: Result, path: str | os.PathLike[str] | None = None, **options: 
     Blocks: a heat map, layer × role, or layer × head for ``by="head"``. Eigenvalues and densities: histogram,
     sorted, cumulative. Of `Eigs`, ``what="mass"`` shows in which blocks the vectors live. Propagation: curves over
     the layers; ``quantity`` is trace, frobenius, top or bottom. A line: the loss and its quadratic model. A
-    forecast: true loss and quadratic model over the steps; ``what="distance"`` the way. Stability: the fraction of
+    forecast: true loss and quadratic model over the steps; ``what="distance"`` the way. A scaling: one number,
+    ``what="lambda_max"``, over one setting. Stability: the fraction of
     the edge, by parameter group; ``what="mass"`` by block. A profile written to an ``.html`` file is the icicle.
     """
     kind = _kind(path)
