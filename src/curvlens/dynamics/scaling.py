@@ -42,7 +42,7 @@ def scaling(
     products: int = 32,
     probes: int = 2,
     lanczos: int = 40,
-    dense: int = 300,
+    dense: int = 400,
     jobs: int = 1,
     budget: str | float | Budget | None = None,
     revision: int = 1,

@@ -1,4 +1,4 @@
-"""The numbers that `scaling` compares: losses, ends and moments of the Hessian's spectrum, conditioning, with errors."""
+"""The numbers that `scaling` compares: losses, ends and moments of the spectrum, conditioning, with errors."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class Scaling(Result):
     lambda_min, trace, frobenius, effective_rank (tr H)²/‖H‖²_F, condition, negative_mass (the share of negative
     eigenvalues). NaN where there is none: no test data, or a training that diverged."""
     errors: dict[str, Tensor]
-    """(rows,) each: standard errors, residuals for eigenvalues, 0 for what is exact. ``negative_mass`` includes what the
-    quadrature leaves undecided beside 0."""
+    """(rows,) each: standard errors, residuals for eigenvalues, 0 for what is exact. That of ``negative_mass`` includes
+    what the quadrature leaves undecided beside 0."""
     top: int
     floor: float
     left: int
