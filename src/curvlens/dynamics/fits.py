@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from scipy import optimize, special
+from scipy import optimize
 
 from curvlens.calculus.exponents import student
 from curvlens.errors import CurvlensError, listing, nearest
@@ -241,14 +241,8 @@ def loss_law(
     residuals = data.target - predicted
     inflate = math.sqrt(len(residuals) / max(len(residuals) - len(NAMES), 1))
     signs = np.random.default_rng(seed).integers(0, 2, (bootstrap, data.groups.max() + 1)) * 2.0 - 1.0
-    drawn = np.stack(
-        [
-            data.natural(
-                data.with_target(predicted + inflate * residuals * sign[data.groups]).refit(best, others, delta)
-            )
-            for sign in signs
-        ]
-    )
+    targets = (predicted + inflate * residuals * sign[data.groups] for sign in signs)
+    drawn = np.stack([data.natural(data.with_target(target).refit(best, others, delta)) for target in targets])
     tails = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0).T.tolist()
     natural = data.natural(best)
     return LossLaw(
@@ -310,10 +304,18 @@ def curvature_gain(
     return Gain(tuple(added), without, with_curvature, middle, (middle - half, middle + half), each, level)
 
 
-def law_of(terms: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Logarithms of the three terms of the law from e, a, α, b, β: log E, log A/N^α, log B/D^β, (…, rows, 3)."""
-    e, a, alpha, b, beta = (terms[..., i, None] for i in range(5))
-    return np.stack(np.broadcast_arrays(e + 0 * x, a - alpha * x, b - beta * y), -1)
+def law_of(terms: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Logarithms of the three terms of the law from (e, a, α, b, β): log E, log A/N^α, log B/D^β, (3, …, rows)."""
+    e, a, alpha, b, beta = terms
+    return np.array([e + 0 * x, a - alpha * x, b - beta * y])
+
+
+def summed(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The logarithm of the sum of terms, and their shares of it."""
+    largest = logs.max(0)
+    parts = np.exp(logs - largest)
+    total = parts.sum(0)
+    return largest + np.log(total), parts / total
 
 
 @dataclass(frozen=True)
@@ -365,10 +367,8 @@ class _Losses:
 
     def predict(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """log L of the law, and its derivative by p."""
-        terms = law_of(p[:5], self.x, self.y)
-        total = special.logsumexp(terms, axis=-1)
-        w = np.exp(terms - total[:, None])
-        slopes = np.stack([w[:, 0], w[:, 1], -w[:, 1] * self.x, w[:, 2], -w[:, 2] * self.y], 1)
+        total, w = summed(law_of(p[:5], self.x, self.y))
+        slopes = np.stack([w[0], w[1], -w[1] * self.x, w[2], -w[2] * self.y], 1)
         return total + self.more @ p[5:], np.concatenate([slopes, self.more], 1)
 
     def objective(self, p: np.ndarray, delta: float) -> tuple[float, np.ndarray]:
@@ -394,7 +394,7 @@ class _Losses:
     def fit(self, delta: float) -> tuple[np.ndarray, list[np.ndarray]]:
         """The best minimum, and the start of the second best."""
         starts = self.starts()
-        laws = special.logsumexp(law_of(starts[:, :5], self.x, self.y), axis=-1)
+        laws = summed(law_of(starts[:, :5].T[..., None], self.x, self.y))[0]
         order = np.abs(laws - self.target).mean(1).argsort()
         found = sorted((self.minimum(start, delta) for start in starts[order[:TRIED]]), key=lambda each: each[0])
         return found[0][1], [each[1] for each in found[1:2]]
@@ -413,7 +413,7 @@ class _Losses:
                 jac=True,
                 method="L-BFGS-B",
                 bounds=self.bounds(),
-                options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-13, "gtol": 1e-9},
+                options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-11, "gtol": 1e-8},
             )
             start = found.x
         return float(found.fun), found.x

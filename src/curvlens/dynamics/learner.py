@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,10 +27,12 @@ DEFAULTS: dict[str, Any] = {
     "steps": 200,
     "batch": 64,
     "lr": 1e-2,
+    "check": 0,
 }
-"""Settings of a GPT, its data and its training by Adam. ``samples`` are the distinct training samples."""
+"""Settings of a GPT, its data and its training by Adam. ``samples`` are the distinct training samples. With ``check``
+the loss on other pairs is taken after every so many steps, and the weights of the lowest are kept."""
 HELD_OUT = 512
-"""Pairs of numbers that no model is trained on; a quarter of all pairs if there are fewer than 2048."""
+"""Pairs of numbers for the test, and as many for ``check``; but a quarter of all pairs at most."""
 DIGITS = 3
 """The most digits: all pairs of numbers are shuffled."""
 
@@ -44,7 +47,7 @@ def completed(setting: Config) -> dict[str, Any]:
             )
     full = DEFAULTS | dict(setting)
     for name, value in full.items():
-        least = 0 if name == "steps" else 1
+        least = 0 if name in ("steps", "check") else 1
         if name == "lr":
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 10:
                 raise CurvlensError(f"lr={value!r}, expected a learning rate of Adam, such as 0.01.")
@@ -53,18 +56,18 @@ def completed(setting: Config) -> dict[str, Any]:
     if full["digits"] > DIGITS:
         raise CurvlensError(f"digits={full['digits']}, expected 1 to {DIGITS}.")
     pairs = 100 ** full["digits"]
-    most = pairs - _held_out(pairs)
+    most = pairs - 2 * _held_out(pairs)
     if full["samples"] > most:
         raise CurvlensError(
             f"samples={full['samples']}, but {full['digits']}-digit numbers have {pairs} pairs, of which "
-            f"{pairs - most} are for the test. Give at most samples={most}, or more digits."
+            f"{pairs - most} are held out. Give at most samples={most}, or more digits."
         )
     GPTConfig(vocab=12, context=8, d_model=full["d_model"], n_head=full["n_head"])  # raises if they do not fit
     return full
 
 
-def data(config: Config) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """(tokens, labels) to train on and to test with, from the seed. They share no pair of numbers.
+def data(config: Config) -> tuple[tuple[Tensor, Tensor], ...]:
+    """(tokens, labels) to train on, to check and to test with, from the seed. They share no pair of numbers.
 
     More samples of one seed contain the fewer ones, and the test is the same.
     """
@@ -73,12 +76,12 @@ def data(config: Config) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     order = torch.randperm(pairs, generator=torch.Generator().manual_seed(config["seed"]))
     held = _held_out(pairs)
     terms = torch.stack([order // base, order % base], 1)
-    return task.of(terms[held : held + config["samples"]]), task.of(terms[:held])
+    return task.of(terms[2 * held :][: config["samples"]]), task.of(terms[held : 2 * held]), task.of(terms[:held])
 
 
 def learn(config: Config) -> tuple[Problem, Problem]:
     """The problem of a trained GPT on its training samples and on the test, in float64."""
-    (x, y), test = data(config)
+    (x, y), check, test = data(config)
     task = Addition(digits=config["digits"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config["seed"])
@@ -94,11 +97,21 @@ def learn(config: Config) -> tuple[Problem, Problem]:
         ).double()
     adam = torch.optim.Adam(model.parameters(), lr=config["lr"])
     draws = torch.Generator().manual_seed(1_000_000 + config["seed"])
-    for _ in range(config["steps"]):
+    lowest, best = math.inf, dict[str, Tensor]()
+    for step in range(config["steps"] + 1):
+        if config["check"] and step % config["check"] == 0:
+            with torch.no_grad():
+                loss = float(F.cross_entropy(model(check[0]).flatten(0, 1), check[1].flatten()))
+            if loss < lowest:
+                lowest, best = loss, {name: p.detach().clone() for name, p in model.state_dict().items()}
+        if step == config["steps"]:
+            break
         rows = torch.randperm(len(x), generator=draws)[: config["batch"]]
         adam.zero_grad()
         F.cross_entropy(model(x[rows]).flatten(0, 1), y[rows].flatten()).backward()  # type: ignore[no-untyped-call]
         adam.step()
+    if best:
+        model.load_state_dict(best)
     model.eval()
     return Problem(model, (x, y), CrossEntropy()), Problem(model, test, CrossEntropy())
 

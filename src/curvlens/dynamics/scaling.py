@@ -57,7 +57,8 @@ def scaling(
     Args:
         settings: a grid, as ``{"d_model": [4, 8], "samples": [64, 256], "steps": [0, 200]}``, of which all
             combinations are taken; or a list of single settings. Of the GPT: d_model, n_layer, n_head, mlp_ratio,
-            digits, samples (distinct training samples), steps, batch, lr (of Adam).
+            digits, samples (distinct training samples), steps, batch, lr (of Adam), check (take the loss on other pairs
+            after every so many steps and keep the weights of the lowest; 0 keeps the last).
         out: the folder of the study.
         train: your own: a function at the top of a module, which gets a setting with its "seed" as a mapping, and
             returns a `Problem` at its trained weights; or two, the second with test data.
