@@ -3,6 +3,7 @@ scaling."""
 
 from curvlens.dynamics.attribute import attribute
 from curvlens.dynamics.data_size import data_size
+from curvlens.dynamics.fits import curvature_gain, loss_law, power_law
 from curvlens.dynamics.forecast import forecast
 from curvlens.dynamics.landscape import landscape
 from curvlens.dynamics.line import line
@@ -16,11 +17,14 @@ __all__ = [
     "Adam",
     "AdamW",
     "attribute",
+    "curvature_gain",
     "data_size",
     "forecast",
     "landscape",
     "line",
+    "loss_law",
     "noise",
+    "power_law",
     "scaling",
     "stability",
 ]

@@ -30,6 +30,8 @@ SMALLEST = 14.0
 """exp(-14) of the smallest loss is the smallest term that is tried: it is no part of any loss."""
 TRIED = 12
 """Minimisations, from the best of all starts."""
+FEWER = 4
+"""The same for each left-out setting."""
 DELTA = 1e-3
 """Where Huber's loss turns from square to linear, in log loss: Chinchilla's."""
 
@@ -239,8 +241,9 @@ def loss_law(
     best, others = data.fit(delta)
     predicted = data.predict(best)[0]
     residuals = data.target - predicted
-    inflate = math.sqrt(len(residuals) / max(len(residuals) - len(NAMES), 1))
-    signs = np.random.default_rng(seed).integers(0, 2, (bootstrap, data.groups.max() + 1)) * 2.0 - 1.0
+    settings = int(data.groups.max()) + 1
+    inflate = inflation(settings)
+    signs = np.random.default_rng(seed).integers(0, 2, (bootstrap, settings)) * 2.0 - 1.0
     targets = (predicted + inflate * residuals * sign[data.groups] for sign in signs)
     drawn = np.stack([data.natural(data.with_target(target).refit(best, others, delta)) for target in targets])
     tails = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0).T.tolist()
@@ -250,7 +253,7 @@ def loss_law(
         intervals={name: (low, high) for name, (low, high) in zip(NAMES, tails, strict=True)},
         residual=float(np.sqrt(np.mean(residuals**2))),
         rows=len(residuals),
-        settings=int(data.groups.max()) + 1,
+        settings=settings,
         at_bounds=data.at_bounds(best),
         level=level,
     )
@@ -316,6 +319,11 @@ def summed(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     parts = np.exp(logs - largest)
     total = parts.sum(0)
     return largest + np.log(total), parts / total
+
+
+def inflation(settings: int) -> float:
+    """By how much a law of five numbers makes the residuals of so many settings smaller than the noise."""
+    return math.sqrt(settings / (settings - len(NAMES)))
 
 
 @dataclass(frozen=True)
@@ -391,12 +399,12 @@ class _Losses:
         law = [[level + e, level + a, alpha, level + b, beta] for e, a, b in shares for alpha, beta in powers]
         return np.array([[*start, *[0.0] * self.more.shape[1]] for start in law])
 
-    def fit(self, delta: float) -> tuple[np.ndarray, list[np.ndarray]]:
+    def fit(self, delta: float, tried: int = TRIED) -> tuple[np.ndarray, list[np.ndarray]]:
         """The best minimum, and the start of the second best."""
         starts = self.starts()
         laws = summed(law_of(starts[:, :5].T[..., None], self.x, self.y))[0]
         order = np.abs(laws - self.target).mean(1).argsort()
-        found = sorted((self.minimum(start, delta) for start in starts[order[:TRIED]]), key=lambda each: each[0])
+        found = sorted((self.minimum(start, delta) for start in starts[order[:tried]]), key=lambda each: each[0])
         return found[0][1], [each[1] for each in found[1:2]]
 
     def refit(self, best: np.ndarray, others: Sequence[np.ndarray], delta: float) -> np.ndarray:
@@ -419,20 +427,24 @@ class _Losses:
         return float(found.fun), found.x
 
     def left_out(self, delta: float) -> np.ndarray:
-        """For every setting: the mean |error| of log L, predicted from the others."""
-        scaled = self.standard()
-        best, others = scaled.fit(delta)
+        """For every setting: the mean |error| of log L, predicted from the others.
+
+        Each fit is made anew. One that started at the minimum of all settings would know what it has to predict.
+        """
         errors = []
         for group in range(int(self.groups.max()) + 1):
             out = self.groups == group
-            p = scaled.part(~out).refit(best, others, delta)
-            errors.append(float(np.abs(scaled.part(out).predict(p)[0] - scaled.target[out]).mean()))
+            data = self.standard(~out)
+            p = data.part(~out).fit(delta, FEWER)[0]
+            left = data.part(out)
+            errors.append(float(np.abs(left.predict(p)[0] - left.target).mean()))
         return np.array(errors)
 
-    def standard(self) -> _Losses:
-        """With other quantities about 0 and of size 1."""
-        z = self.more - self.more.mean(0)
-        z = z / np.maximum(z.std(0), 1e-12)
+    def standard(self, known: np.ndarray) -> _Losses:
+        """Other quantities about 0 and of size 1 in the known rows; 0 if they are constant there."""
+        z = self.more - self.more[known].mean(0)
+        spread = z[known].std(0)
+        z = np.where(spread > 1e-9, z / np.maximum(spread, 1e-9), 0.0)
         return _Losses(self.x, self.y, self.target, z, self.groups, self.centre)
 
     def natural(self, p: np.ndarray) -> np.ndarray:
