@@ -32,6 +32,8 @@ TRIED = 12
 """Minimisations, from the best of all starts."""
 FEWER = 4
 """The same for each left-out setting."""
+SMOOTH = 0.05
+"""Minima are searched with a wide square part first, which is smoother."""
 DELTA = 1e-3
 """Where Huber's loss turns from square to linear, in log loss: Chinchilla's."""
 
@@ -400,30 +402,31 @@ class _Losses:
         return np.array([[*start, *[0.0] * self.more.shape[1]] for start in law])
 
     def fit(self, delta: float, tried: int = TRIED) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The best minimum, and the start of the second best."""
+        """The best minimum, and the second best if there is another."""
         starts = self.starts()
         laws = summed(law_of(starts[:, :5].T[..., None], self.x, self.y))[0]
         order = np.abs(laws - self.target).mean(1).argsort()
-        found = sorted((self.minimum(start, delta) for start in starts[order[:tried]]), key=lambda each: each[0])
-        return found[0][1], [each[1] for each in found[1:2]]
+        wide = sorted((self.minimum(start, max(SMOOTH, delta)) for start in starts[order[:tried]]), key=_value)
+        others = [each for each in wide if each[0] > 1.001 * wide[0][0]]
+        found = sorted((self.minimum(start, delta) for _, start in (wide[0], *others[:1])), key=_value)
+        return found[0][1], [start for _, start in found[1:]]
 
     def refit(self, best: np.ndarray, others: Sequence[np.ndarray], delta: float) -> np.ndarray:
         """The minimum of similar data, from minima of the whole."""
-        return min((self.minimum(start, delta) for start in (best, *others)), key=lambda each: each[0])[1]
+        wide = (self.minimum(start, max(SMOOTH, delta)) for start in (best, *others))
+        return self.minimum(min(wide, key=_value)[1], delta)[1]
 
     def minimum(self, start: np.ndarray, delta: float) -> tuple[float, np.ndarray]:
-        """By L-BFGS, first with a wide square part, which is smoother."""
-        for width in (max(0.05, delta), delta):
-            found = optimize.minimize(
-                self.objective,
-                start,
-                args=(width,),
-                jac=True,
-                method="L-BFGS-B",
-                bounds=self.bounds(),
-                options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-11, "gtol": 1e-8},
-            )
-            start = found.x
+        """By L-BFGS."""
+        found = optimize.minimize(
+            self.objective,
+            start,
+            args=(delta,),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=self.bounds(),
+            options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-11, "gtol": 1e-8},
+        )
         return float(found.fun), found.x
 
     def left_out(self, delta: float) -> np.ndarray:
@@ -472,6 +475,10 @@ def _rows(table: Table, names: Sequence[str], where: Mapping[str, Any] | None) -
     if not kept:
         raise CurvlensError(f"No row has numbers for {listing(names)} where {dict(where or {})}.")
     return kept
+
+
+def _value(found: tuple[float, np.ndarray]) -> float:
+    return found[0]
 
 
 def _is_number(x: Any) -> bool:
