@@ -114,7 +114,7 @@ def test_settings_and_sizes_of_a_power_law() -> None:
 
 def test_bad_input_of_power_laws() -> None:
     rows = powers(0, 2)
-    for call, message in (
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: power_law(rows, "nrm", "samples"), r"no column 'nrm'. Did you mean 'norm'"),
         (lambda: power_law([], "norm", "samples"), "has no records"),
         (lambda: power_law(rows[:2], "norm", "samples"), "There are 2 values and 1 such seeds"),
@@ -122,7 +122,8 @@ def test_bad_input_of_power_laws() -> None:
         (lambda: power_law(rows, "norm", "samples", level=1.5), "level=1.5"),
         (lambda: power_law([{**r, "norm": 0.0} for r in rows], "norm", "samples"), "is zero in 8 of 8"),
         (lambda: power_law([{**r, "norm": None} for r in rows], "norm", "samples"), "No row has numbers"),
-    ):
+    ]
+    for call, message in cases:
         with pytest.raises(CurvlensError, match=message):
             call()
 
@@ -204,12 +205,13 @@ def test_intervals_grow_with_the_noise() -> None:
 
 def test_bad_input_of_the_law() -> None:
     rows = planted()
-    for call, message in (
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: loss_law(rows, bootstrap=3), "bootstrap=3, expected a number of fits, 20 or more"),
         (lambda: loss_law([r for r in rows if r["samples"] < 100]), r"4 values of 'parameters', 2 of 'samples'"),
         (lambda: loss_law(rows, loss="loss"), "no column 'loss'. Did you mean 'test_loss'"),
         (lambda: loss_law([{**r, "test_loss": -1.0} for r in rows]), "negative in 32 of 32"),
-    ):
+    ]
+    for call, message in cases:
         with pytest.raises(CurvlensError, match=message):
             call()
 
@@ -268,11 +270,12 @@ def test_bad_input_of_the_gain() -> None:
     rows = planted()
     few = [r for r in rows if (r["parameters"] < 1000) + (r["samples"] < 50) + (r["parameters"] < 300) > 1]
     few += [r for r in rows if r["parameters"] == 1200 and r["samples"] < 100]
-    for call, message in (
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: curvature_gain(rows, []), r"curvature=\[\] names no quantity"),
         (lambda: curvature_gain(rows, "p"), "no column 'p'"),
         (lambda: curvature_gain([{**r, "q": -1.0} for r in rows], "q"), "'q' is negative in 32 of 32"),
         (lambda: curvature_gain(few, "q"), "7 settings .* are too few to leave one out and fit 6 numbers"),
-    ):
+    ]
+    for call, message in cases:
         with pytest.raises(CurvlensError, match=message):
             call()

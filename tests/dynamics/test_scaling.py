@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.study.test_run import ONE_THREAD, killed_when
 from torch import Tensor, nn
 
 import curvlens as cl
@@ -24,6 +23,7 @@ from curvlens import CurvlensError
 from curvlens.dynamics import learner, scaling, size_up
 from curvlens.results import Status
 from curvlens.study import Study, Unit
+from killing import ONE_THREAD, killed_when
 from small import gpt
 
 TINY: dict[str, Any] = {"d_model": 2, "mlp_ratio": 1, "digits": 1}
@@ -125,7 +125,7 @@ def test_data_of_the_learner() -> None:
     assert all(torch.equal(a[0], b[0]) for a, b in zip(few[1:], more[1:], strict=True))
     assert not torch.equal(more[2][0], other[2][0])
     everything = torch.cat([tokens for tokens, _ in more])
-    assert len(everything.unique(dim=0)) == len(everything) == 50 + 25 + 25
+    assert len({tuple(row) for row in everything.tolist()}) == len(everything) == 50 + 25 + 25
 
 
 def test_the_learner_is_adam_as_torch_has_it() -> None:
@@ -354,7 +354,7 @@ def test_bad_options(tmp_path: Path) -> None:
         ({"train": strange}, "train returned a list, expected a Problem, or two"),
     ):
         with pytest.raises(CurvlensError, match=message):
-            scaling(grid, tmp_path / message[:5].strip("="), **({"train": tiny} | options))  # type: ignore[arg-type]
+            scaling(grid, tmp_path / message[:5].strip("="), **({"train": tiny} | options))
 
 
 def test_a_folder_belongs_to_one_function(tmp_path: Path) -> None:

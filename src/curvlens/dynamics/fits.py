@@ -58,7 +58,7 @@ class Power:
 
     def __call__(self, x: float) -> float:
         """The fitted y."""
-        return self.prefactor * float(x) ** self.exponent
+        return float(self.prefactor * float(x) ** self.exponent)
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -95,7 +95,7 @@ class LossLaw:
 
     def __call__(self, N: float, D: float) -> float:
         """The loss of a model with N parameters trained on D samples."""
-        return self.E + self.A / float(N) ** self.alpha + self.B / float(D) ** self.beta
+        return float(self.E + self.A / float(N) ** self.alpha + self.B / float(D) ** self.beta)
 
     def __str__(self) -> str:
         parts = ", ".join(
@@ -249,9 +249,13 @@ def loss_law(
     targets = (predicted + inflate * residuals * sign[data.groups] for sign in signs)
     drawn = np.stack([data.natural(data.with_target(target).refit(best, others, delta)) for target in targets])
     tails = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0).T.tolist()
-    natural = data.natural(best)
+    E, A, alpha, B, beta = data.natural(best).tolist()
     return LossLaw(
-        *natural.tolist(),
+        E,
+        A,
+        alpha,
+        B,
+        beta,
         intervals={name: (low, high) for name, (low, high) in zip(NAMES, tails, strict=True)},
         residual=float(np.sqrt(np.mean(residuals**2))),
         rows=len(residuals),
@@ -459,7 +463,7 @@ class _Losses:
 
     def at_bounds(self, p: np.ndarray) -> tuple[str, ...]:
         ends = zip(NAMES, p[:5], self.bounds()[:5], strict=True)
-        return tuple(name for name, x, (low, high) in ends if x - low < 1e-6 or high - x < 1e-6)  # type: ignore[operator]
+        return tuple(name for name, x, (low, high) in ends if x - low < 1e-6 or high - x < 1e-6)
 
 
 def _rows(table: Table, names: Sequence[str], where: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:

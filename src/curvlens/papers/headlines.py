@@ -70,6 +70,10 @@ HEADLINES = {
     "zero-blocks": ("zero blocks of pairs, at most", "at most # have a zero block"),
     "training-phases": ("times as fast at first", "a random walk has 1: #;"),
     "diagonal": ("of its row, attention, Pre-LN", "attention #,"),
+    "conditioning-data": ("power of D, lowest loss", "at the lowest loss on other pairs D^(#);"),
+    "spectrum-size": ("power of N, range, lowest loss", "on other pairs λ_max − λ_min N^(#),"),
+    "scaling-exponents": ("power of D, ‖H‖₂, predicted −0.5", "spectral norm D^(#);"),
+    "scaling-explained": ("of the error, with λ_max", "the largest eigenvalue #;"),
 }
 """For each claim: the label of the number, and the words around it. # is the number, … any words."""
 
