@@ -33,6 +33,7 @@ SAMPLES = {
     "Propagation": "propagation",
     "Report": "report-sick",
     "Row": "row",
+    "Scaling": "scaling",
     "Solution": "solution-converged",
     "Stability": "stability",
     "Update": "update",

@@ -24,13 +24,15 @@ from curvlens.results.estimate import check_level
 Table = Scaling | Sequence[Mapping[str, Any]]
 """Records, one for each trained model."""
 NAMES = ("E", "A", "alpha", "B", "beta")
+FEWEST = 3
+"""Sizes of the model, and of the data, that a law can be fitted to."""
 STEEPEST = 5.0
 """The largest exponent that is tried."""
 SMALLEST = 14.0
 """exp(-14) of the smallest loss is the smallest term that is tried: it is no part of any loss."""
 TRIED = 12
 """Minimisations, from the best of all starts."""
-FEWER = 4
+FEWER = 3
 """The same for each left-out setting."""
 SMOOTH = 0.05
 """Minima are searched with a wide square part first, which is smoother."""
@@ -231,9 +233,9 @@ def loss_law(
         loss: the name of L. parameters: of N. samples: of D.
         where: the other settings, such as ``{"steps": 200}``.
         delta: where Huber's loss turns from square to linear.
-        bootstrap: fits for the intervals. Residuals are added to the law with random signs, one for all rows of a
-            setting, so that a law that does not fit has wide intervals.
-        seed: of the signs.
+        bootstrap: fits for the intervals, each to settings (N, D) drawn with replacement, with all of their rows. A law
+            that does not fit has wide intervals, too.
+        seed: of the draws.
         level: of the intervals.
     """
     check_level(level)
@@ -241,13 +243,10 @@ def loss_law(
         raise CurvlensError(f"bootstrap={bootstrap!r}, expected a number of fits, 20 or more.")
     data = _Losses.of(table, loss, parameters, samples, (), where)
     best, others = data.fit(delta)
-    predicted = data.predict(best)[0]
-    residuals = data.target - predicted
+    residuals = data.target - data.predict(best)[0]
     settings = int(data.groups.max()) + 1
-    inflate = inflation(settings)
-    signs = np.random.default_rng(seed).integers(0, 2, (bootstrap, settings)) * 2.0 - 1.0
-    targets = (predicted + inflate * residuals * sign[data.groups] for sign in signs)
-    drawn = np.stack([data.natural(data.with_target(target).refit(best, others, delta)) for target in targets])
+    draws = np.random.default_rng(seed)
+    drawn = np.stack([data.natural(data.resampled(draws).refit(best, others, delta)) for _ in range(bootstrap)])
     tails = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0).T.tolist()
     E, A, alpha, B, beta = data.natural(best).tolist()
     return LossLaw(
@@ -296,21 +295,39 @@ def curvature_gain(
     added, held = (([x] if isinstance(x, str) else list(x)) for x in (curvature, beside))
     if not added:
         raise CurvlensError("curvature=[] names no quantity. Give one, as curvature='trace'.")
-    plain = _Losses.of(table, loss, parameters, samples, held, where, size)
-    more = _Losses.of(table, loss, parameters, samples, [*held, *added], where, size)
-    settings = int(plain.groups.max()) + 1
-    if settings < len(NAMES) + len(held) + len(added) + 2:
-        raise CurvlensError(
-            f"{settings} settings (N, D) are too few to leave one out and fit {len(NAMES) + len(held) + len(added)} "
-            "numbers to the others. Measure more of them, or give fewer quantities."
-        )
-    errors = np.stack([data.left_out(delta) for data in (plain, more)], 1)
+    names = {"loss": loss, "parameters": parameters, "samples": samples}
+    errors = np.stack(
+        [left_out(table, more, where=where, size=size, delta=delta, **names) for more in (held, [*held, *added])], 1
+    )
+    settings = len(errors)
     difference = errors[:, 0] - errors[:, 1]
     middle = float(difference.mean())
     half = student(level, settings - 1) * float(difference.std(ddof=1)) / math.sqrt(settings)
     without, with_curvature = errors.mean(0).tolist()
     each = tuple((a, b) for a, b in errors.tolist())
     return Gain(tuple(added), without, with_curvature, middle, (middle - half, middle + half), each, level)
+
+
+def left_out(
+    table: Table,
+    quantities: Sequence[str],
+    *,
+    loss: str = "test_loss",
+    parameters: str = "parameters",
+    samples: str = "samples",
+    where: Mapping[str, Any] | None = None,
+    size: bool = False,
+    delta: float = DELTA,
+) -> np.ndarray:
+    """Of every setting (N, D): the mean |error| of its log L, predicted from the others, by the law and quantities."""
+    data = _Losses.of(table, loss, parameters, samples, quantities, where, size)
+    settings, numbers = int(data.groups.max()) + 1, len(NAMES) + len(quantities)
+    if settings < numbers + 2:
+        raise CurvlensError(
+            f"{settings} settings (N, D) are too few to leave one out and fit {numbers} numbers to the others. Measure "
+            "more of them, or give fewer quantities."
+        )
+    return data.left_out(delta)
 
 
 def law_of(terms: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -325,11 +342,6 @@ def summed(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     parts = np.exp(logs - largest)
     total = parts.sum(0)
     return largest + np.log(total), parts / total
-
-
-def inflation(settings: int) -> float:
-    """By how much a law of five numbers makes the residuals of so many settings smaller than the noise."""
-    return math.sqrt(settings / (settings - len(NAMES)))
 
 
 @dataclass(frozen=True)
@@ -361,7 +373,7 @@ class _Losses:
         x, y = np.log(columns[parameters]), np.log(columns[samples])
         pairs = sorted(set(zip(x.tolist(), y.tolist(), strict=True)))
         counts = len(set(x.tolist())), len(set(y.tolist()))
-        if min(counts) < 3 or len(pairs) < len(NAMES) + 1:
+        if min(counts) < FEWEST or len(pairs) < len(NAMES) + 1:
             raise CurvlensError(
                 f"The loss law needs three model sizes and three data sizes at least, and {len(NAMES) + 1} pairs of "
                 f"them. There are {counts[0]} values of {parameters!r}, {counts[1]} of {samples!r}, {len(pairs)} pairs."
@@ -373,8 +385,14 @@ class _Losses:
         centre = float(x.mean()), float(y.mean())
         return cls(x - centre[0], y - centre[1], np.log(columns[loss]), z, groups, centre)
 
-    def with_target(self, target: np.ndarray) -> _Losses:
-        return _Losses(self.x, self.y, target, self.more, self.groups, self.centre)
+    def resampled(self, draws: np.random.Generator) -> _Losses:
+        """As many settings, drawn with replacement, with all of their rows."""
+        settings = int(self.groups.max()) + 1
+        while True:
+            drawn = draws.integers(0, settings, settings)
+            found = self.part(np.concatenate([np.flatnonzero(self.groups == group) for group in drawn]))
+            if min(len(np.unique(found.x)), len(np.unique(found.y))) >= FEWEST:
+                return found
 
     def part(self, keep: np.ndarray) -> _Losses:
         return _Losses(self.x[keep], self.y[keep], self.target[keep], self.more[keep], self.groups[keep], self.centre)
@@ -410,18 +428,18 @@ class _Losses:
         starts = self.starts()
         laws = summed(law_of(starts[:, :5].T[..., None], self.x, self.y))[0]
         order = np.abs(laws - self.target).mean(1).argsort()
-        wide = sorted((self.minimum(start, max(SMOOTH, delta)) for start in starts[order[:tried]]), key=_value)
-        others = [each for each in wide if each[0] > 1.001 * wide[0][0]]
+        wide = sorted((self.minimum(start, max(SMOOTH, delta), 1e-8) for start in starts[order[:tried]]), key=_value)
+        others = [each for each in wide if each[0] > 1.01 * wide[0][0]]
         found = sorted((self.minimum(start, delta) for _, start in (wide[0], *others[:1])), key=_value)
         return found[0][1], [start for _, start in found[1:]]
 
     def refit(self, best: np.ndarray, others: Sequence[np.ndarray], delta: float) -> np.ndarray:
         """The minimum of similar data, from minima of the whole."""
-        wide = (self.minimum(start, max(SMOOTH, delta)) for start in (best, *others))
+        wide = (self.minimum(start, max(SMOOTH, delta), 1e-8) for start in (best, *others))
         return self.minimum(min(wide, key=_value)[1], delta)[1]
 
-    def minimum(self, start: np.ndarray, delta: float) -> tuple[float, np.ndarray]:
-        """By L-BFGS."""
+    def minimum(self, start: np.ndarray, delta: float, tol: float = 1e-11) -> tuple[float, np.ndarray]:
+        """By L-BFGS, until a step lowers the objective by less than the tolerance, relative to it."""
         found = optimize.minimize(
             self.objective,
             start,
@@ -429,7 +447,7 @@ class _Losses:
             jac=True,
             method="L-BFGS-B",
             bounds=self.bounds(),
-            options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-11, "gtol": 1e-8},
+            options={"maxiter": 2000, "maxfun": 4000, "ftol": tol, "gtol": 1e-8},
         )
         return float(found.fun), found.x
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from curvlens.dynamics.fits import LossLaw, curvature_gain, loss_law
+from curvlens.dynamics.fits import left_out, loss_law
 from curvlens.papers.comparisons import Ratio, between, ratio
 from curvlens.papers.experiment import Experiment, Number, Report
 from curvlens.papers.motion.size_sweep import everywhere, measure, points, power, said, table
@@ -35,7 +35,7 @@ def report(records: Sequence[Record]) -> Report:
     """Curvature and loss against the number of samples, the loss law, and predictions with and without curvature."""
     records = [_with_norm(record) for record in records]
     law = loss_law(table(records, stage="best"), bootstrap=100)
-    gains = {name: _gain(records, name) for name in CURVATURE}
+    gains = _gains(records, list(CURVATURE))
     losses, norms = everywhere(records, "samples", "test_loss"), everywhere(records, "samples", "spectral")
     sizes = {r.config["width"]: r.result["values"]["parameters"] for r in where(records, stage="best")}
     exponents = {name: power(list(everywhere(records, "samples", key).values())) for name, key in NORMS.items()}
@@ -74,10 +74,11 @@ def report(records: Sequence[Record]) -> Report:
         "predicted by L = E + A/N^α + B/D^β with a power of the curvature beside it, over the same without.",
         panels,
     )
-    gains_beside = {name: _gain(records, name, beside="train_loss") for name in CURVATURE}
+    helpful = [name for name, each in gains.items() if each.below(HELPS)]
+    beside = _gains(records, helpful, ["train_loss"]) if helpful else {}
     return Report(
         (chart,),
-        (_exponents(exponents), _explained(law, gains, gains_beside)),
+        (_exponents(exponents), _explained(gains, beside)),
         notes=(f"The loss law of all seeds: {law}.", *marked(records, "samples", "samples")),
     )
 
@@ -89,12 +90,15 @@ def _with_norm(record: Record) -> Record:
     return replace(record, result={**record.result, "values": {**values, "spectral": spectral}})
 
 
-def _gain(records: Sequence[Record], quantity: str, beside: str | tuple[str, ...] = ()) -> Ratio:
+def _gains(records: Sequence[Record], quantities: Sequence[str], beside: Sequence[str] = ()) -> dict[str, Ratio]:
     """The error of predictions with curvature over that without, of each seed by itself."""
-    seeds = sorted({record.config["seed"] for record in records})
-    found = [curvature_gain(table(records, stage="best", seed=seed), quantity, beside=beside) for seed in seeds]
-    above, below = (torch.tensor([getattr(each, name) for each in found]) for name in ("with_curvature", "without"))
-    return ratio(above, below)
+    found: dict[str, list[float]] = {}
+    for seed in sorted({record.config["seed"] for record in records}):
+        rows = table(records, stage="best", seed=seed)
+        without = left_out(rows, beside).mean()
+        for name in quantities:
+            found.setdefault(name, []).append(float(left_out(rows, [*beside, name]).mean() / without))
+    return {name: ratio(torch.tensor(each), torch.ones(len(each))) for name, each in found.items()}
 
 
 def _exponents(exponents: dict[str, Number]) -> Finding:
@@ -108,16 +112,17 @@ def _exponents(exponents: dict[str, Number]) -> Finding:
     )
 
 
-def _explained(law: LossLaw, gains: dict[str, Ratio], beside: dict[str, Ratio]) -> Finding:
+def _explained(gains: dict[str, Ratio], beside: dict[str, Ratio]) -> Finding:
     """Whether predictions are better with curvature, over the seeds."""
     texts = "; ".join(f"{CURVATURE[name]} {each}" for name, each in gains.items())
     more = "; ".join(f"{CURVATURE[name]} {each}" for name, each in beside.items())
+    more = f"If both also know the training loss: {more}. " if more else ""
     return judged_parts(
         "scaling-explained",
         "Every setting of model and data size is left out in turn, and its test loss is predicted by L = E + A/N^α + "
         "B/D^β. The error with a power of the curvature beside it, over that without (geometric means over the seeds "
-        f"with their 95 % intervals): {texts}. If both also know the training loss: {more}. A curvature that explains "
-        f"the law would make the error smaller at least: a ratio below {HELPS:g}.",
+        f"with their 95 % intervals): {texts}. {more}A curvature that explains the law would make the error smaller at "
+        f"least: a ratio below {HELPS:g}.",
         {f"a prediction by {CURVATURE[name]}": each.below(HELPS) for name, each in gains.items()},
     )
 
