@@ -34,6 +34,7 @@ SAMPLES = {
     "Propagation": "propagation",
     "Report": "report-sick",
     "Row": "row",
+    "Scaling": "scaling",
     "Solution": "solution-converged",
     "Stability": "stability",
     "Update": "update",

@@ -15,7 +15,18 @@ from curvlens.results import ByBlock, Result, Status
 SAVED = Path(__file__).parent / "saved"
 NUMBERS: dict[str, Any] = json.loads((SAVED / "numbers.json").read_text())
 """What ``str`` and ``to_dict`` of the earlier version gave."""
-NEWER = {"Attribution", "Convergence", "DataSize", "Forecast", "Landscape", "Line", "Noise", "Stability", "Update"}
+NEWER = {
+    "Attribution",
+    "Convergence",
+    "DataSize",
+    "Forecast",
+    "Landscape",
+    "Line",
+    "Noise",
+    "Scaling",
+    "Stability",
+    "Update",
+}
 """Kinds of result that there were none of in format 1."""
 STATUSES = {
     "amount": Status.SAMPLED,

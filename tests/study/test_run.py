@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-import curvlens as cl
 from curvlens import CurvlensError
 from curvlens.papers import Effort, Experiment, Report, measured, missing, run
 from curvlens.papers.first_paper import growth
 from curvlens.study import Finished, Measured, Record, Study, StudyProgress, Unit, table
 from curvlens.study import run as run_units
+from killing import ONE_THREAD, killed_when
 
 QUICK = Effort(quick=True)
 
@@ -74,25 +74,6 @@ SLOW = [{"sigma": 0.1 * i, "seed": 0, "sleep": 0.2} for i in range(1, 13)]
 
 def child(folder: str) -> None:
     run([toy(SLOW)], QUICK, Study(folder), jobs=2)
-
-
-def killed_when(command: Sequence[str], file: Path, lines: int) -> None:
-    """Start a command, and kill it and all its processes when a file has so many lines."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=ONE_THREAD
-    )
-    while process.poll() is None and not (file.exists() and file.read_bytes().count(b"\n") >= lines):
-        time.sleep(0.02)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-# A process of its own measures with the package that is tested, wherever that was found.
-PATHS = os.pathsep.join(
-    map(str, (Path(__file__).parents[2], Path(__file__).parents[1], Path(cl.__file__).parent.parent))
-)
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def data_size(
         )
     chosen = frozenset(torch.randperm(separated.count, generator=torch.Generator().manual_seed(seed))[:used].tolist())
     if of == "loss":
-        e = _losses(separated, chosen, progress)
+        e = deviations(separated, chosen, progress)
         sizes, dof, products = e.abs(), 1.0, Products(e[:, None])
     else:
         rows, c = (
@@ -164,7 +164,7 @@ def _spread(sizes: Tensor, variance: float) -> Estimate:
     return Estimate(value, stderr, n, dof=n - 1, positive=True)
 
 
-def _losses(separated: Separated, chosen: frozenset[int], progress: Progress | None) -> Tensor:
+def deviations(separated: Separated, chosen: frozenset[int], progress: Progress | None) -> Tensor:
     """e_i = (n/C)(S_i − c_i L): what each sample adds to the mean, as a quotient of sums."""
     sums, counts = list[float](), list[float]()
     evaluation = separated.evaluation

@@ -282,8 +282,17 @@ CLAIMS = (
         "Of the Taylor expansion of what more data change in the loss, the quadratic term dominates.",
         f"{ARTICLE}, Section 8.3",
     ),
+    Claim("conditioning-data", "Larger data sets give better conditioned Hessians.", f"{ARTICLE}, Section 7.2"),
+    Claim("spectrum-size", "Larger models have wider Hessian spectra.", f"{ARTICLE}, Section 7.2"),
     Claim(
-        "conditioning-data", "Larger data sets give better conditioned Hessians.", f"{ARTICLE}, Section 7.2", open=True
+        "scaling-exponents",
+        "Norm and condition number of the Hessian are proportional to 1/√D with the number of samples D.",
+        f"{ARTICLE}, Sections 7.4 and 9.2",
     ),
-    Claim("spectrum-size", "Larger models have wider Hessian spectra.", f"{ARTICLE}, Section 7.2", open=True),
+    Claim(
+        "scaling-explained",
+        "The Hessian explains empirical scaling laws, as it connects the size of the data set to the smoothness of the "
+        "loss landscape: read as curvature that helps to predict the loss.",
+        f"{ARTICLE}, Sections 7.3 and 11.1",
+    ),
 )

@@ -72,6 +72,10 @@ HEADLINES = {
     "convergence": ("power of k, distance from the limit", "its limit k^#;"),
     "second-order": ("of the other terms, all directions, trained", "after training, all directions #"),
     "diagonal": ("of its row, attention, Pre-LN", "attention #,"),
+    "conditioning-data": ("power of D, lowest loss", "at the lowest loss on other pairs D^(#);"),
+    "spectrum-size": ("power of N, range, lowest loss", "on other pairs λ_max − λ_min N^(#),"),
+    "scaling-exponents": ("power of D, ‖H‖₂, predicted −0.5", "spectral norm D^(#);"),
+    "scaling-explained": ("of the error, with λ_max", "the largest eigenvalue #;"),
 }
 """For each claim: the label of the number, and the words around it. # is the number, … any words."""
 

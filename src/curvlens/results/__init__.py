@@ -14,6 +14,7 @@ from curvlens.results.line import Line
 from curvlens.results.noise import Noise
 from curvlens.results.profile import COLUMNS, DIGITS, OWN, Portion, Profile, Row, aligned
 from curvlens.results.propagation import Amount, Level, Propagation
+from curvlens.results.scaling import Scaling
 from curvlens.results.solution import Solution
 from curvlens.results.stability import Stability, Update
 from curvlens.results.status import Status
@@ -40,6 +41,7 @@ __all__ = [
     "Propagation",
     "Result",
     "Row",
+    "Scaling",
     "Solution",
     "Stability",
     "Status",

@@ -29,6 +29,7 @@ from curvlens.results import (
     Profile,
     Propagation,
     Result,
+    Scaling,
     Solution,
     Stability,
 )
@@ -43,6 +44,7 @@ _DRAWN: dict[type[Result], Callable[..., Any]] = {
     Forecast: dynamics.forecast,
     Convergence: dynamics.convergence,
     Landscape: dynamics.landscape,
+    Scaling: dynamics.scaling,
     Stability: dynamics.stability,
     Profile: modules.modules,
     Estimate: curves.histogram,
@@ -56,9 +58,9 @@ def plot(result: Result, path: str | os.PathLike[str] | None = None, **options: 
     sorted, cumulative. Of `Eigs`, ``what="mass"`` shows in which blocks the vectors live. Propagation: curves over
     the layers; ``quantity`` is trace, frobenius, top or bottom. A line: the loss and its quadratic model. A
     forecast: true loss and quadratic model over the steps; ``what="distance"`` the way. Convergence: ‖g‖ with the
-    rates seen and predicted; ``what="curvature"`` along the path, ``what="condition"`` the numbers. Stability: the
-    fraction of the edge, by parameter group; ``what="mass"`` by block. A profile written to an ``.html`` file is the
-    icicle.
+    rates seen and predicted; ``what="curvature"`` along the path, ``what="condition"`` the numbers. A scaling: one
+    number, ``what="lambda_max"``, over one setting. Stability: the fraction of the edge, by parameter group;
+    ``what="mass"`` by block. A profile written to an ``.html`` file is the icicle.
     """
     kind = _kind(path)
     if isinstance(result, Profile) and kind == "html":

@@ -1,5 +1,4 @@
-"""Training: the loss along a line, the distance to the edge of stability, the course of an optimiser, how it settles,
-the landscape of k samples."""
+"""Training: the loss along a line, the edge of stability, the course of an optimiser, landscapes, many models."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 
 from curvlens.errors import CurvlensError, printable
 from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data
-from curvlens.results import Convergence, Forecast, Landscape, Line, Stability
+from curvlens.results import Convergence, Forecast, Landscape, Line, Scaling, Stability
 
 GREEN = "#009e73"
 SHOWN = 4
@@ -232,3 +231,30 @@ def landscape(result: Landscape, what: str = "settling") -> Any:
         )
         .properties(width=420, height=260)
     )
+
+
+def scaling(result: Scaling, what: str = "lambda_max", over: str | None = None) -> Any:
+    """One number of every model over one setting, a point for each seed; lines join the means of equal settings."""
+    alt = altair()
+    varying = result.varying() or [name for name in result.settings if name != "seed"]
+    over = varying[0] if over is None else over
+    x, y = result.column(over), result.column(what)
+    others = [name for name in varying if name != over]
+    rows = zip(x, y, *(result.settings[name] for name in others), strict=True)
+    records = [
+        {"x": a, "y": b, "models": ", ".join(f"{name} {c}" for name, c in zip(others, rest, strict=True)) or "all"}
+        for a, b, *rest in rows
+        if a is not None and b is not None
+    ]
+
+    def axis(values: list[Any], title: str, channel: Any) -> Any:
+        numeric = all(isinstance(each, (int, float)) for each in values)
+        log = numeric and bool(values) and all(each > 0 for each in values)
+        scale = alt.Scale(type="log", nice=False) if log else alt.Undefined
+        return channel(f"{title}:{'Q' if numeric else 'O'}", title=over if title == "x" else what, scale=scale)
+
+    colour = alt.Color("models:N", title=None, sort=None, legend=alt.Legend() if others else None)
+    vertical = axis([record["y"] for record in records], "y", alt.Y)
+    base = alt.Chart(data(records)).encode(x=axis([record["x"] for record in records], "x", alt.X), color=colour)
+    means = base.mark_line().encode(y=vertical.aggregate("mean"))
+    return alt.layer(means, base.mark_point(filled=True, size=24).encode(y=vertical)).properties(width=420, height=260)

@@ -1,0 +1,530 @@
+"""Laws fitted to a table of trained models: power laws, the loss law of model and data size, and what curvature adds.
+
+All are functions of a table: a `Scaling`, or records of any origin. The mathematics: `docs/explanation/math.md`,
+"Scaling".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from scipy import optimize
+
+from curvlens.calculus.exponents import student
+from curvlens.errors import CurvlensError, listing, nearest
+from curvlens.linalg.counted import whole
+from curvlens.results import Scaling
+from curvlens.results.estimate import check_level
+
+Table = Scaling | Sequence[Mapping[str, Any]]
+"""Records, one for each trained model."""
+NAMES = ("E", "A", "alpha", "B", "beta")
+FEWEST = 3
+"""Sizes of the model, and of the data, that a law can be fitted to."""
+STEEPEST = 5.0
+"""The largest exponent that is tried."""
+SMALLEST = 14.0
+"""exp(-14) of the smallest loss is the smallest term that is tried: it is no part of any loss."""
+TRIED = 12
+"""Minimisations, from the best of all starts."""
+FEWER = 3
+"""The same for each left-out setting."""
+SMOOTH = 0.05
+"""Minima are searched with a wide square part first, which is smoother."""
+DELTA = 1e-3
+"""Where Huber's loss turns from square to linear, in log loss: Chinchilla's."""
+
+
+@dataclass(frozen=True)
+class Power:
+    """y = a x^b, fitted on logarithms; intervals over seeds, or from the scatter about the line of a single one."""
+
+    quantity: str
+    over: str
+    exponent: float
+    interval: tuple[float, float]
+    prefactor: float
+    prefactor_interval: tuple[float, float]
+    exponents: tuple[float, ...]
+    """Of each seed by itself."""
+    points: int
+    """Values of x."""
+    range: tuple[float, float]
+    """Of x."""
+    level: float
+
+    def __call__(self, x: float) -> float:
+        """The fitted y."""
+        return float(self.prefactor * float(x) ** self.exponent)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        seeds = len(self.exponents)
+        return (
+            f"{self.quantity} = {self.prefactor:.4g} {self.over}^{self.exponent:.3g} ({low:.3g} to {high:.3g} at "
+            f"{self.level:.0%}, {seeds} seed{'s' * (seeds != 1)}, {self.over} {self.range[0]:g} to {self.range[1]:g})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LossLaw:
+    """L(N, D) = E + A/N^alpha + B/D^beta, with bootstrap intervals."""
+
+    E: float
+    A: float
+    alpha: float
+    B: float
+    beta: float
+    intervals: dict[str, tuple[float, float]]
+    """By name."""
+    residual: float
+    """Root mean square of log L − log of the law."""
+    rows: int
+    settings: int
+    """Different (N, D)."""
+    at_bounds: tuple[str, ...]
+    """Numbers that the data do not determine: their best values are at the ends of what was tried."""
+    level: float
+
+    def __call__(self, N: float, D: float) -> float:
+        """The loss of a model with N parameters trained on D samples."""
+        return float(self.E + self.A / float(N) ** self.alpha + self.B / float(D) ** self.beta)
+
+    def __str__(self) -> str:
+        parts = ", ".join(
+            f"{name} {getattr(self, name):.3g} ({low:.3g} to {high:.3g})"
+            for name, (low, high) in self.intervals.items()
+        )
+        bound = f"; not determined: {', '.join(self.at_bounds)}" if self.at_bounds else ""
+        return (
+            f"L = E + A/N^alpha + B/D^beta: {parts} at {self.level:.0%}; residuals {self.residual:.2g} of log L, "
+            f"{self.settings} settings{bound}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How well losses of left-out settings are predicted by the loss law alone, and with curvature beside it."""
+
+    curvature: tuple[str, ...]
+    without: float
+    """Mean |log L − prediction| over the left-out settings, by the law alone."""
+    with_curvature: float
+    difference: float
+    """How much smaller the error is with curvature; negative if it is larger."""
+    interval: tuple[float, float]
+    """Of the difference, paired over the settings. Their fits share data, so that it is somewhat narrow."""
+    each: tuple[tuple[float, float], ...]
+    """(without, with) of each setting."""
+    level: float
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"out of sample, log loss is missed by {self.without:.3g} with the loss law alone and by "
+            f"{self.with_curvature:.3g} with {' and '.join(self.curvature)}: {self.difference:.3g} less "
+            f"({low:.3g} to {high:.3g} at {self.level:.0%}, {len(self.each)} settings left out in turn)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return asdict(self)
+
+
+def power_law(
+    table: Table,
+    quantity: str,
+    over: str,
+    *,
+    where: Mapping[str, Any] | None = None,
+    size: bool = False,
+    level: float = 0.95,
+) -> Power:
+    """Fit y = a x^b to a quantity of trained models, over their size, data or steps.
+
+    Args:
+        table: a `Scaling`, or records with a "seed"; without one they count as one seed.
+        quantity: the name of y, such as "lambda_max". Negative numbers have no logarithm and are refused.
+        over: the name of x, such as "samples" or "parameters".
+        where: the other settings, such as ``{"steps": 200}``: one row for each x and seed must remain.
+        size: fit |y|, as for "lambda_min".
+        level: of the intervals.
+
+    >>> law = power_law([{"n": n, "norm": 3 / n**0.5} for n in (1, 4, 16, 64)], "norm", "n")
+    >>> round(law.exponent, 9), round(law.prefactor, 9)
+    (-0.5, 3.0)
+    """
+    check_level(level)
+    rows = _rows(table, [quantity, over], where)
+    by_seed: dict[Any, dict[float, float]] = {}
+    for row in rows:
+        line = by_seed.setdefault(row.get("seed", 0), {})
+        if row[over] in line:
+            raise CurvlensError(
+                f"Several rows have {over}={row[over]:g} and the same seed. They differ in {listing(_differing(rows))}"
+                ". Choose one of each: where={...}."
+            )
+        line[row[over]] = row[quantity]
+    places = sorted(set().union(*by_seed.values()))
+    whole_seeds = [line for line in by_seed.values() if len(line) == len(places)]
+    if len(places) < 3 or not whole_seeds:
+        raise CurvlensError(
+            f"A power law of {quantity!r} over {over!r} needs three values of {over!r}, and a seed with all of them. "
+            f"There are {len(places)} values and {len(whole_seeds)} such seeds."
+        )
+    x = np.log(_positive(over, places))
+    y = np.log(_positive(quantity, [[line[place] for place in places] for line in whole_seeds], size=size))
+    centred = x - x.mean()
+    slopes = y @ centred / (centred @ centred)
+    levels = y.mean(1) - slopes * x.mean()
+    if len(slopes) > 1:
+        half = student(level, len(slopes) - 1) / math.sqrt(len(slopes))
+        halves = half * slopes.std(ddof=1), half * levels.std(ddof=1)
+    else:
+        scatter = y[0] - y[0].mean() - slopes[0] * centred
+        dof = len(x) - 2
+        spread = math.sqrt(scatter @ scatter / dof / (centred @ centred))
+        lever = math.sqrt((centred @ centred) / len(x) + x.mean() ** 2)
+        halves = student(level, dof) * spread, student(level, dof) * spread * lever
+    b, a = float(slopes.mean()), float(levels.mean())
+    return Power(
+        quantity,
+        over,
+        b,
+        (b - halves[0], b + halves[0]),
+        math.exp(a),
+        (math.exp(a - halves[1]), math.exp(a + halves[1])),
+        tuple(slopes.tolist()),
+        len(places),
+        (float(places[0]), float(places[-1])),
+        level,
+    )
+
+
+def loss_law(
+    table: Table,
+    *,
+    loss: str = "test_loss",
+    parameters: str = "parameters",
+    samples: str = "samples",
+    where: Mapping[str, Any] | None = None,
+    delta: float = DELTA,
+    bootstrap: int = 200,
+    seed: int = 0,
+    level: float = 0.95,
+) -> LossLaw:
+    """Fit L(N, D) = E + A/N^α + B/D^β by Huber's loss on log L, from many starts.
+
+    Args:
+        table: a `Scaling`, or records.
+        loss: the name of L. parameters: of N. samples: of D.
+        where: the other settings, such as ``{"steps": 200}``.
+        delta: where Huber's loss turns from square to linear.
+        bootstrap: fits for the intervals, each to settings (N, D) drawn with replacement, with all of their rows. A law
+            that does not fit has wide intervals, too.
+        seed: of the draws.
+        level: of the intervals.
+    """
+    check_level(level)
+    if not whole(bootstrap) or bootstrap < 20:
+        raise CurvlensError(f"bootstrap={bootstrap!r}, expected a number of fits, 20 or more.")
+    data = _Losses.of(table, loss, parameters, samples, (), where)
+    best, others = data.fit(delta)
+    residuals = data.target - data.predict(best)[0]
+    settings = int(data.groups.max()) + 1
+    draws = np.random.default_rng(seed)
+    drawn = np.stack([data.natural(data.resampled(draws).refit(best, others, delta)) for _ in range(bootstrap)])
+    tails = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0).T.tolist()
+    E, A, alpha, B, beta = data.natural(best).tolist()
+    return LossLaw(
+        E,
+        A,
+        alpha,
+        B,
+        beta,
+        intervals={name: (low, high) for name, (low, high) in zip(NAMES, tails, strict=True)},
+        residual=float(np.sqrt(np.mean(residuals**2))),
+        rows=len(residuals),
+        settings=settings,
+        at_bounds=data.at_bounds(best),
+        level=level,
+    )
+
+
+def curvature_gain(
+    table: Table,
+    curvature: str | Sequence[str],
+    *,
+    loss: str = "test_loss",
+    parameters: str = "parameters",
+    samples: str = "samples",
+    beside: str | Sequence[str] = (),
+    where: Mapping[str, Any] | None = None,
+    size: bool = False,
+    delta: float = DELTA,
+    level: float = 0.95,
+) -> Gain:
+    """What curvature adds to predicting the loss: every setting (N, D) is left out in turn and predicted.
+
+    With curvature the law is multiplied by Π q_j^{c_j} for the given quantities q, with c fitted together with the law.
+
+    Args:
+        table: a `Scaling`, or records.
+        curvature: one quantity or several, such as "trace" or ["lambda_max", "condition"].
+        loss: the name of L. parameters: of N. samples: of D.
+        beside: quantities that both have, such as "train_loss": then it is what curvature adds to these.
+        where: the other settings, such as ``{"steps": 200}``.
+        size: take |q|; otherwise negative numbers are refused, which have no logarithm.
+        delta: where Huber's loss turns from square to linear.
+        level: of the interval.
+    """
+    check_level(level)
+    added, held = (([x] if isinstance(x, str) else list(x)) for x in (curvature, beside))
+    if not added:
+        raise CurvlensError("curvature=[] names no quantity. Give one, as curvature='trace'.")
+    names = {"loss": loss, "parameters": parameters, "samples": samples}
+    errors = np.stack(
+        [left_out(table, more, where=where, size=size, delta=delta, **names) for more in (held, [*held, *added])], 1
+    )
+    settings = len(errors)
+    difference = errors[:, 0] - errors[:, 1]
+    middle = float(difference.mean())
+    half = student(level, settings - 1) * float(difference.std(ddof=1)) / math.sqrt(settings)
+    without, with_curvature = errors.mean(0).tolist()
+    each = tuple((a, b) for a, b in errors.tolist())
+    return Gain(tuple(added), without, with_curvature, middle, (middle - half, middle + half), each, level)
+
+
+def left_out(
+    table: Table,
+    quantities: Sequence[str],
+    *,
+    loss: str = "test_loss",
+    parameters: str = "parameters",
+    samples: str = "samples",
+    where: Mapping[str, Any] | None = None,
+    size: bool = False,
+    delta: float = DELTA,
+) -> np.ndarray:
+    """Of every setting (N, D): the mean |error| of its log L, predicted from the others, by the law and quantities."""
+    data = _Losses.of(table, loss, parameters, samples, quantities, where, size)
+    settings, numbers = int(data.groups.max()) + 1, len(NAMES) + len(quantities)
+    if settings < numbers + 2:
+        raise CurvlensError(
+            f"{settings} settings (N, D) are too few to leave one out and fit {numbers} numbers to the others. Measure "
+            "more of them, or give fewer quantities."
+        )
+    return data.left_out(delta)
+
+
+def law_of(terms: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Logarithms of the three terms of the law from (e, a, α, b, β): log E, log A/N^α, log B/D^β, (3, …, rows)."""
+    e, a, alpha, b, beta = terms
+    return np.array([e + 0 * x, a - alpha * x, b - beta * y])
+
+
+def summed(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The logarithm of the sum of terms, and their shares of it."""
+    largest = logs.max(0)
+    parts = np.exp(logs - largest)
+    total = parts.sum(0)
+    return largest + np.log(total), parts / total
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """Rows for the loss law: log N and log D about their means, log L, logarithms of other quantities."""
+
+    x: np.ndarray
+    y: np.ndarray
+    target: np.ndarray
+    more: np.ndarray
+    """(rows, quantities)"""
+    groups: np.ndarray
+    """The setting (N, D) of each row."""
+    centre: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls,
+        table: Table,
+        loss: str,
+        parameters: str,
+        samples: str,
+        more: Sequence[str],
+        where: Mapping[str, Any] | None,
+        size: bool = False,
+    ) -> _Losses:
+        rows = _rows(table, [loss, parameters, samples, *more], where)
+        columns = {name: _positive(name, [row[name] for row in rows]) for name in (loss, parameters, samples)}
+        x, y = np.log(columns[parameters]), np.log(columns[samples])
+        pairs = sorted(set(zip(x.tolist(), y.tolist(), strict=True)))
+        counts = len(set(x.tolist())), len(set(y.tolist()))
+        if min(counts) < FEWEST or len(pairs) < len(NAMES) + 1:
+            raise CurvlensError(
+                f"The loss law needs three model sizes and three data sizes at least, and {len(NAMES) + 1} pairs of "
+                f"them. There are {counts[0]} values of {parameters!r}, {counts[1]} of {samples!r}, {len(pairs)} pairs."
+            )
+        places = {pair: i for i, pair in enumerate(pairs)}
+        groups = np.array([places[pair] for pair in zip(x.tolist(), y.tolist(), strict=True)])
+        logs = [np.log(_positive(name, [row[name] for row in rows], size=size)) for name in more]
+        z = np.stack(logs, 1) if logs else np.zeros((len(rows), 0))
+        centre = float(x.mean()), float(y.mean())
+        return cls(x - centre[0], y - centre[1], np.log(columns[loss]), z, groups, centre)
+
+    def resampled(self, draws: np.random.Generator) -> _Losses:
+        """As many settings, drawn with replacement, with all of their rows."""
+        settings = int(self.groups.max()) + 1
+        while True:
+            drawn = draws.integers(0, settings, settings)
+            found = self.part(np.concatenate([np.flatnonzero(self.groups == group) for group in drawn]))
+            if min(len(np.unique(found.x)), len(np.unique(found.y))) >= FEWEST:
+                return found
+
+    def part(self, keep: np.ndarray) -> _Losses:
+        return _Losses(self.x[keep], self.y[keep], self.target[keep], self.more[keep], self.groups[keep], self.centre)
+
+    def predict(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """log L of the law, and its derivative by p."""
+        total, w = summed(law_of(p[:5], self.x, self.y))
+        slopes = np.stack([w[0], w[1], -w[1] * self.x, w[2], -w[2] * self.y], 1)
+        return total + self.more @ p[5:], np.concatenate([slopes, self.more], 1)
+
+    def objective(self, p: np.ndarray, delta: float) -> tuple[float, np.ndarray]:
+        """The mean of Huber's loss over delta, and its gradient."""
+        predicted, slopes = self.predict(p)
+        r = (predicted - self.target) / delta
+        bent = np.clip(r, -1, 1)
+        return float(np.mean(bent * (r - bent / 2))) * delta, slopes.T @ bent / len(r)
+
+    def bounds(self) -> list[tuple[float | None, float | None]]:
+        low, high = float(self.target.min()) - SMALLEST, float(self.target.max()) + SMALLEST
+        size, power = (low, high), (0.0, STEEPEST)
+        return [size, size, power, size, power, *[(None, None)] * self.more.shape[1]]
+
+    def starts(self) -> np.ndarray:
+        """A grid over the shares of the three terms in the middle, and over both exponents."""
+        shares = [np.log(s) for s in product((0.02, 0.3, 0.7), repeat=3)]
+        powers = list(product((0.1, 0.3, 0.7, 1.5), repeat=2))
+        level = float(np.median(self.target))
+        law = [[level + e, level + a, alpha, level + b, beta] for e, a, b in shares for alpha, beta in powers]
+        return np.array([[*start, *[0.0] * self.more.shape[1]] for start in law])
+
+    def fit(self, delta: float, tried: int = TRIED) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The best minimum, and the second best if there is another."""
+        starts = self.starts()
+        laws = summed(law_of(starts[:, :5].T[..., None], self.x, self.y))[0]
+        order = np.abs(laws - self.target).mean(1).argsort()
+        wide = sorted((self.minimum(start, max(SMOOTH, delta), 1e-8) for start in starts[order[:tried]]), key=_value)
+        others = [each for each in wide if each[0] > 1.01 * wide[0][0]]
+        found = sorted((self.minimum(start, delta) for _, start in (wide[0], *others[:1])), key=_value)
+        return found[0][1], [start for _, start in found[1:]]
+
+    def refit(self, best: np.ndarray, others: Sequence[np.ndarray], delta: float) -> np.ndarray:
+        """The minimum of similar data, from minima of the whole."""
+        wide = (self.minimum(start, max(SMOOTH, delta), 1e-8) for start in (best, *others))
+        return self.minimum(min(wide, key=_value)[1], delta)[1]
+
+    def minimum(self, start: np.ndarray, delta: float, tol: float = 1e-11) -> tuple[float, np.ndarray]:
+        """By L-BFGS, until a step lowers the objective by less than the tolerance, relative to it."""
+        found = optimize.minimize(
+            self.objective,
+            start,
+            args=(delta,),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=self.bounds(),
+            options={"maxiter": 2000, "maxfun": 4000, "ftol": tol, "gtol": 1e-8},
+        )
+        return float(found.fun), found.x
+
+    def left_out(self, delta: float) -> np.ndarray:
+        """For every setting: the mean |error| of log L, predicted from the others.
+
+        Each fit is made anew. One that started at the minimum of all settings would know what it has to predict.
+        """
+        errors = []
+        for group in range(int(self.groups.max()) + 1):
+            out = self.groups == group
+            data = self.standard(~out)
+            p = data.part(~out).fit(delta, FEWER)[0]
+            left = data.part(out)
+            errors.append(float(np.abs(left.predict(p)[0] - left.target).mean()))
+        return np.array(errors)
+
+    def standard(self, known: np.ndarray) -> _Losses:
+        """Other quantities about 0 and of size 1 in the known rows; 0 if they are constant there."""
+        z = self.more - self.more[known].mean(0)
+        spread = z[known].std(0)
+        z = np.where(spread > 1e-9, z / np.maximum(spread, 1e-9), 0.0)
+        return _Losses(self.x, self.y, self.target, z, self.groups, self.centre)
+
+    def natural(self, p: np.ndarray) -> np.ndarray:
+        """E, A, α, B, β."""
+        e, a, alpha, b, beta = p[:5]
+        x, y = self.centre
+        with np.errstate(over="ignore"):
+            return np.array([np.exp(e), np.exp(a + alpha * x), alpha, np.exp(b + beta * y), beta])
+
+    def at_bounds(self, p: np.ndarray) -> tuple[str, ...]:
+        ends = zip(NAMES, p[:5], self.bounds()[:5], strict=True)
+        return tuple(name for name, x, (low, high) in ends if x - low < 1e-6 or high - x < 1e-6)
+
+
+def _rows(table: Table, names: Sequence[str], where: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """The records of these settings that have all of these numbers."""
+    rows: list[Mapping[str, Any]] = list(table.table() if isinstance(table, Scaling) else table)
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise CurvlensError("The table has no records. Give a Scaling, or a list of mappings, as result.table().")
+    for name in [*names, *(where or {})]:
+        if not any(name in row for row in rows):
+            raise CurvlensError(f"The table has no column {name!r}. {nearest(name, rows[0])}")
+    kept = [row for row in rows if all(row.get(name) == value for name, value in (where or {}).items())]
+    kept = [row for row in kept if all(_is_number(row.get(name)) for name in names)]
+    if not kept:
+        raise CurvlensError(f"No row has numbers for {listing(names)} where {dict(where or {})}.")
+    return kept
+
+
+def _value(found: tuple[float, np.ndarray]) -> float:
+    return found[0]
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _positive(name: str, values: Any, *, size: bool = False) -> np.ndarray:
+    """Numbers that have a logarithm."""
+    found = np.array(values, dtype=float)
+    if size:
+        found = np.abs(found)
+    wrong = int((found <= 0).sum())
+    if wrong:
+        least = float(found.min())
+        fix = "Fit its size: size=True, or choose another quantity." if least < 0 else "Choose another quantity."
+        raise CurvlensError(
+            f"{name!r} is {'negative' if least < 0 else 'zero'} in {wrong} of {found.size} rows (the least is "
+            f"{least:.3g}), where it has no logarithm. {fix}"
+        )
+    return found
+
+
+def _differing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Columns of whole numbers, texts and truth values with several values: settings, not measurements."""
+    plain = [name for name in rows[0] if all(isinstance(row.get(name), (int, str)) for row in rows)]
+    found = [name for name in plain if len({row[name] for row in rows}) > 1 and name != "seed"]
+    return found or ["nothing that is a setting"]

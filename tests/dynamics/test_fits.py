@@ -1,0 +1,282 @@
+"""Laws fitted to tables: planted ones are found, intervals cover them, and a wrong formula would be seen."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from curvlens import CurvlensError
+from curvlens.dynamics import curvature_gain, fits, loss_law, power_law
+
+LAW = {"E": 0.8, "A": 30.0, "alpha": 0.6, "B": 12.0, "beta": 0.45}
+SIZES, SAMPLES = (250, 560, 1200, 2700), (16, 64, 256, 1024)
+Rows = list[dict[str, Any]]
+
+
+def planted(noise: float = 0.0, seed: int = 0, seeds: int = 2, **more: float) -> Rows:
+    """Losses of the law, with log-normal noise; ``hidden`` multiplies the loss by the power of a quantity q."""
+    draws = np.random.default_rng(seed)
+    rows = []
+    for N in SIZES:
+        for D in SAMPLES:
+            for s in range(seeds):
+                law = LAW["E"] + LAW["A"] / N ** LAW["alpha"] + LAW["B"] / D ** LAW["beta"]
+                q = math.exp(draws.standard_normal())
+                loss = law * q ** more.get("hidden", 0.0) * math.exp(noise * draws.standard_normal())
+                rows.append({"parameters": N, "samples": D, "seed": s, "test_loss": loss, "q": q, "train_loss": loss})
+    return rows
+
+
+# Power laws
+
+
+def powers(seed: int, seeds: int, exponent: float = -0.5) -> Rows:
+    """Each seed has its own prefactor and exponent about the planted ones, and noise."""
+    draws = np.random.default_rng(seed)
+    rows = []
+    for s in range(seeds):
+        own = exponent + 0.05 * draws.standard_normal()
+        level = math.log(3.0) + 0.2 * draws.standard_normal()
+        for x in (16, 64, 256, 1024):
+            y = math.exp(level + own * math.log(x) + 0.1 * draws.standard_normal())
+            rows.append({"samples": x, "seed": s, "norm": y})
+    return rows
+
+
+def test_a_power_law_is_the_regression_of_numpy() -> None:
+    rows = powers(0, 3)
+    found = power_law(rows, "norm", "samples")
+    each = []
+    for seed in range(3):
+        own = [row for row in rows if row["seed"] == seed]
+        x, y = (np.log([row[name] for row in own]) for name in ("samples", "norm"))
+        each.append(np.polyfit(x, y, 1))
+    slopes, levels = np.array(each).T
+    assert found.exponents == pytest.approx(slopes.tolist(), rel=1e-12)
+    assert found.exponent == pytest.approx(slopes.mean(), rel=1e-12)
+    assert found.prefactor == pytest.approx(math.exp(levels.mean()), rel=1e-12)
+    half = 4.302652729696 * slopes.std(ddof=1) / 3**0.5  # Student's t for two degrees of freedom
+    assert found.interval == pytest.approx((found.exponent - half, found.exponent + half), rel=1e-9)
+    assert found(100) == pytest.approx(found.prefactor * 100**found.exponent, rel=1e-12)
+    assert "norm = " in str(found)
+    assert json.loads(json.dumps(found.to_dict()))["points"] == 4
+
+
+def test_one_seed_has_the_interval_of_the_regression() -> None:
+    """Against scipy's linregress, slope and intercept."""
+    from scipy import stats
+
+    rows = powers(1, 1)
+    found = power_law(rows, "norm", "samples")
+    x, y = (np.log([row[name] for row in rows]) for name in ("samples", "norm"))
+    truth, t = stats.linregress(x, y), stats.t.ppf(0.975, 2)
+    assert found.interval[1] - found.exponent == pytest.approx(t * truth.stderr, rel=1e-6)
+    assert math.log(found.prefactor_interval[1] / found.prefactor) == pytest.approx(
+        t * truth.intercept_stderr, rel=1e-6
+    )
+
+
+def coverage(seeds: int, repeats: int = 300) -> float:
+    """How often the interval has the planted exponent, and that of the prefactor the planted prefactor: the rarer."""
+    hits = np.zeros(2)
+    for repeat in range(repeats):
+        found = power_law(powers(repeat, seeds), "norm", "samples")
+        hits += found.interval[0] <= -0.5 <= found.interval[1], 0
+        hits += 0, found.prefactor_interval[0] <= 3.0 <= found.prefactor_interval[1]
+    return float(hits.min() / repeats)
+
+
+def test_intervals_of_powers_cover() -> None:
+    assert 0.91 <= coverage(4) <= 0.985
+
+
+def test_a_normal_quantile_in_place_of_students_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits, "student", lambda level, dof: 1.96)
+    assert coverage(4) < 0.91
+
+
+def test_settings_and_sizes_of_a_power_law() -> None:
+    rows = [{**row, "steps": steps, "norm": -row["norm"] * steps} for row in powers(0, 2) for steps in (1, 2)]
+    with pytest.raises(CurvlensError, match=r"They differ in 'samples', 'steps'. Choose one"):
+        power_law(rows, "norm", "samples", size=True)
+    with pytest.raises(CurvlensError, match=r"negative in 8 of 8 rows .* it has no logarithm. Fit its size: size=True"):
+        power_law(rows, "norm", "samples", where={"steps": 1})
+    found = power_law(rows, "norm", "samples", where={"steps": 2}, size=True)
+    plain = power_law(powers(0, 2), "norm", "samples")
+    assert found.exponent == pytest.approx(plain.exponent, rel=1e-12)
+    assert found.prefactor == pytest.approx(2 * plain.prefactor, rel=1e-12)
+
+
+def test_bad_input_of_power_laws() -> None:
+    rows = powers(0, 2)
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: power_law(rows, "nrm", "samples"), r"no column 'nrm'. Did you mean 'norm'"),
+        (lambda: power_law([], "norm", "samples"), "has no records"),
+        (lambda: power_law(rows[:2], "norm", "samples"), "There are 2 values and 1 such seeds"),
+        (lambda: power_law(rows, "norm", "samples", where={"samples": 5}), "No row has numbers"),
+        (lambda: power_law(rows, "norm", "samples", level=1.5), "level=1.5"),
+        (lambda: power_law([{**r, "norm": 0.0} for r in rows], "norm", "samples"), "is zero in 8 of 8"),
+        (lambda: power_law([{**r, "norm": None} for r in rows], "norm", "samples"), "No row has numbers"),
+    ]
+    for call, message in cases:
+        with pytest.raises(CurvlensError, match=message):
+            call()
+
+
+# The loss law
+
+
+def test_a_planted_law_is_found() -> None:
+    found = loss_law(planted(), bootstrap=20)
+    for name, value in LAW.items():
+        assert getattr(found, name) == pytest.approx(value, rel=1e-3), name
+    assert found.residual < 1e-6
+    assert (found.rows, found.settings, found.at_bounds) == (32, 16, ())
+    assert found(1000, 100) == pytest.approx(0.8 + 30 / 1000**0.6 + 12 / 100**0.45, rel=1e-4)
+    assert "E 0.8" in str(found)
+    assert json.loads(json.dumps(found.to_dict()))["settings"] == 16
+
+
+def test_without_a_term_it_says_so() -> None:
+    """No irreducible loss: E is at the least that is tried."""
+    rows = [{**row, "test_loss": row["test_loss"] - LAW["E"]} for row in planted()]
+    found = loss_law(rows, bootstrap=20)
+    assert 0.005 * min(row["test_loss"] for row in rows) > found.E
+    assert found.beta == pytest.approx(LAW["beta"], rel=1e-2)
+    assert not found.at_bounds or found.at_bounds == ("E",)
+
+
+def test_the_gradient_of_the_objective() -> None:
+    """Against finite differences, with other quantities beside, on both branches of Huber's loss."""
+    data = fits._Losses.of(planted(0.1), "test_loss", "parameters", "samples", ["q"], None)
+    p = np.array([-0.5, -0.3, 0.4, 0.2, 0.6, 0.1])
+    for delta in (1e-3, 0.3):
+        _, slope = data.objective(p, delta)
+        for i in range(len(p)):
+            step = 1e-6 * np.eye(len(p))[i]
+            middle = (data.objective(p + step, delta)[0] - data.objective(p - step, delta)[0]) / 2e-6
+            assert slope[i] == pytest.approx(middle, rel=1e-4, abs=1e-9)
+
+
+def wrong(power: float) -> Callable[..., np.ndarray]:
+    real = fits.law_of
+
+    def law_of(terms: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return real(terms, power * x, y)
+
+    return law_of
+
+
+def test_a_wrong_power_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits, "law_of", wrong(2.0))
+    with pytest.raises(AssertionError):
+        test_a_planted_law_is_found()
+
+
+def law_coverage(repeats: int, bootstrap: int) -> dict[str, float]:
+    hits = dict.fromkeys(LAW, 0)
+    for repeat in range(repeats):
+        found = loss_law(planted(0.02, repeat, seeds=3), bootstrap=bootstrap)
+        for name, (low, high) in found.intervals.items():
+            hits[name] += low <= LAW[name] <= high
+    return {name: count / repeats for name, count in hits.items()}
+
+
+@pytest.mark.full
+def test_intervals_of_the_law_cover() -> None:
+    assert min(law_coverage(100, 100).values()) >= 0.88
+
+
+@pytest.mark.full
+def test_too_few_draws_of_settings_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without drawing settings again, intervals are points."""
+    monkeypatch.setattr(fits._Losses, "resampled", lambda self, draws: self)
+    assert min(law_coverage(10, 20).values()) < 0.5
+
+
+def test_intervals_grow_with_the_noise() -> None:
+    narrow, wide = (loss_law(planted(noise), bootstrap=30).intervals["beta"] for noise in (0.005, 0.05))
+    assert wide[1] - wide[0] > 4 * (narrow[1] - narrow[0])
+
+
+def test_bad_input_of_the_law() -> None:
+    rows = planted()
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: loss_law(rows, bootstrap=3), "bootstrap=3, expected a number of fits, 20 or more"),
+        (lambda: loss_law([r for r in rows if r["samples"] < 100]), r"4 values of 'parameters', 2 of 'samples'"),
+        (lambda: loss_law(rows, loss="loss"), "no column 'loss'. Did you mean 'test_loss'"),
+        (lambda: loss_law([{**r, "test_loss": -1.0} for r in rows]), "negative in 32 of 32"),
+    ]
+    for call, message in cases:
+        with pytest.raises(CurvlensError, match=message):
+            call()
+
+
+# What curvature adds
+
+
+def test_a_quantity_that_matters_predicts_better() -> None:
+    found = curvature_gain(planted(0.02, hidden=0.3), "q")
+    assert found.interval[0] > 0
+    assert found.with_curvature < 0.2 * found.without
+    assert found.difference == pytest.approx(found.without - found.with_curvature, rel=1e-12)
+    assert len(found.each) == 16
+    assert "16 settings left out" in str(found)
+    assert json.loads(json.dumps(found.to_dict()))["curvature"] == ["q"]
+
+
+def test_a_quantity_that_does_not_matter_does_not() -> None:
+    found = [curvature_gain(planted(0.05, seed, seeds=1), "q") for seed in range(2)]
+    assert all(each.interval[0] < 0.01 for each in found)
+    assert sum(each.difference for each in found) < 0.01
+
+
+def test_it_is_out_of_sample() -> None:
+    """A quantity that is the noise itself in one setting helps there, in sample; a fit without it cannot use it."""
+    rows = planted(0.02, seeds=1)
+    for row in rows:
+        spoiled = row["parameters"] == SIZES[1] and row["samples"] == SAMPLES[2]
+        row["q"] = math.e if spoiled else 1.0
+        row["test_loss"] *= 2.0 if spoiled else 1.0
+    found = curvature_gain(rows, "q")
+    place = SIZES.index(SIZES[1]) * len(SAMPLES) + 2
+    assert found.each[place][1] == pytest.approx(math.log(2), abs=0.1)
+
+
+def test_the_left_out_setting_is_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing left out that prediction would be near: the fault would be seen."""
+    real = fits._Losses.part
+
+    def leaky(self: fits._Losses, keep: np.ndarray) -> fits._Losses:
+        return real(self, keep if keep.sum() < len(keep) / 2 else np.ones_like(keep))
+
+    monkeypatch.setattr(fits._Losses, "part", leaky)
+    monkeypatch.setattr(fits._Losses, "standard", lambda self, known: self)
+    with pytest.raises(AssertionError):
+        test_it_is_out_of_sample()
+
+
+def test_nothing_is_left_beside_the_same_quantity() -> None:
+    found = curvature_gain(planted(0.02, hidden=0.3), "q", beside="train_loss")
+    assert found.without < 1e-3  # here it is the loss itself
+    assert abs(found.difference) < 1e-3
+
+
+def test_bad_input_of_the_gain() -> None:
+    rows = planted()
+    few = [r for r in rows if (r["parameters"] < 1000) + (r["samples"] < 50) + (r["parameters"] < 300) > 1]
+    few += [r for r in rows if r["parameters"] == 1200 and r["samples"] < 100]
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: curvature_gain(rows, []), r"curvature=\[\] names no quantity"),
+        (lambda: curvature_gain(rows, "p"), "no column 'p'"),
+        (lambda: curvature_gain([{**r, "q": -1.0} for r in rows], "q"), "'q' is negative in 32 of 32"),
+        (lambda: curvature_gain(few, "q"), "7 settings .* are too few to leave one out and fit 6 numbers"),
+    ]
+    for call, message in cases:
+        with pytest.raises(CurvlensError, match=message):
+            call()
