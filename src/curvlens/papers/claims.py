@@ -5,7 +5,7 @@ A new one is added here; the experiment that measures it names it in a `Finding`
 
 from __future__ import annotations
 
-from curvlens.papers.sources import ARTICLE, PAPER, SECOND
+from curvlens.papers.sources import ADAM_EDGE, ARTICLE, GD_EDGE, PAPER, SECOND
 from curvlens.papers.verdicts import Claim
 
 SLIDES = "slides on the same"
@@ -219,6 +219,7 @@ CLAIMS = (
         "In a GPT larger attention sinks stretch the spectrum.",
         f"{SLIDES}, outliers in activations and the spectrum",
     ),
+    Claim("loss-falls", "The loss falls for a learning rate in (0, 2/λ_max).", f"{SLIDES}, optimisation"),
     Claim(
         "norm-bounded", "LayerNorm keeps the input-dependent terms of the Hessian bounded.", f"{ARTICLE}, Section 5.4"
     ),
@@ -272,4 +273,15 @@ CLAIMS = (
         "conditioning-data", "Larger data sets give better conditioned Hessians.", f"{ARTICLE}, Section 7.2", open=True
     ),
     Claim("spectrum-size", "Larger models have wider Hessian spectra.", f"{ARTICLE}, Section 7.2", open=True),
+    Claim(
+        "critical-rate",
+        "The critical learning rate of gradient descent, beyond which a step no longer lowers the loss, is 2/λ_max.",
+        f"{ARTICLE}, Section 8.3",
+    ),
+    Claim(
+        "edge-steps",
+        "The edge of stability is 2/η for gradient descent, 2(1+β)/η with momentum and 2(1+β₁)/((1−β₁)η) for Adam with "
+        "its preconditioner held: just below a displacement along the top eigenvector shrinks, just above it grows.",
+        f"{ADAM_EDGE} and {GD_EDGE}",
+    ),
 )

@@ -70,6 +70,9 @@ HEADLINES = {
     "zero-blocks": ("zero blocks of pairs, at most", "at most # have a zero block"),
     "training-phases": ("times as fast at first", "a random walk has 1: #;"),
     "diagonal": ("of its row, attention, Pre-LN", "attention #,"),
+    "loss-falls": ("steps that lower the loss, at 0.98", "it falls in #."),
+    "critical-rate": ("of λ_max after 400 steps", "after 400 steps of training # by line search"),
+    "edge-steps": ("times, gradient descent at 1.02", "gradient descent … and # at 1.02"),
 }
 """For each claim: the label of the number, and the words around it. # is the number, … any words."""
 

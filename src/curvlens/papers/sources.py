@@ -4,11 +4,16 @@ PAPER = "What does it mean to be a Transformer?"
 SLIDES = f"slides on {PAPER}"
 SECOND = "Closing the curvature gap"
 ARTICLE = "article on the full block"
+GD_EDGE = "arXiv 2103.00065"
+ADAM_EDGE = "arXiv 2207.14484"
 CITED = {
     PAPER: "What Does It Mean to Be a Transformer? Insights from a Theoretical Hessian Analysis, and W. Ormaniec's "
     "slides on it",
     SECOND: "E. Petrov, N. Kiselev, V. Meshkov, A. Grabovoy: Closing the Curvature Gap: Full Transformer Hessians and "
     "Their Implications for Scaling Laws, arXiv 2510.16927 (2025)",
     ARTICLE: "Transformer Full Block Hessian Analysis, an article that sketches software for the second paper",
+    GD_EDGE: "J. M. Cohen, S. Kaur, Y. Li, J. Z. Kolter, A. Talwalkar: Gradient Descent on Neural Networks Typically "
+    "Occurs at the Edge of Stability (2021)",
+    ADAM_EDGE: "J. M. Cohen et al.: Adaptive Gradient Methods at the Edge of Stability (2022)",
 }
 """What is meant by them."""

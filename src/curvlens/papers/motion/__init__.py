@@ -1,5 +1,6 @@
 """What the papers and the literature say of curvature in motion: data, steps, training and size."""
 
 from curvlens.papers.experiment import Experiment
+from curvlens.papers.motion.step_edge import STEP_EDGE
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS: tuple[Experiment, ...] = (STEP_EDGE,)

@@ -1,0 +1,76 @@
+"""Verdicts on edges, advice, blocks and forecasts follow the data, whichever way they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from curvlens.papers.headlines import headline
+from made_up import Result
+from test_first_paper_verdicts import NO, UNDECIDED, WHEN, YES, judged
+
+SEEDS = 8
+"""So many that a sign test decides."""
+
+
+def wavy(config: Mapping[str, Any], value: float) -> float:
+    """A little different in every seed, in no order."""
+    return value * (1 + 0.003 * ((7 * config["seed"]) % 5))
+
+
+def steps(below: tuple[float, float, float], after: float, critical: float, late: float | None = None) -> Result:
+    """What is left at 0.98 of the edge by rule; the loss after a step; the critical rate, another one later on."""
+
+    def result(config: Mapping[str, Any]) -> dict[str, Any]:
+        if config["rule"] == "one step":
+            changed = late is not None and config["stage"] > 0
+            rate = wavy(config, late if changed and late else critical)
+            fell = 0.9 if changed else after
+            return {"loss": 1.0, "after": [0.9, 0.9, wavy(config, fell)], "critical": rate, "model": rate}
+        end = dict(zip(("gd", "momentum", "adam"), below, strict=True))[config["rule"]]
+        return {"0.98": [1.0] + [wavy(config, end)] * 10, "1.02": [1.0] + [wavy(config, 50.0)] * 10}
+
+    return result
+
+
+CASES: list[tuple[str, Result, dict[str, str]]] = [
+    (
+        "step-edge",
+        steps((0.02, 0.1, 0.1), 0.9, 1.0),
+        {"loss-falls": YES, "critical-rate": YES, "edge-steps": YES},
+    ),
+    (
+        "step-edge",
+        steps((0.02, 3.0, 0.1), 1.1, 2.0, 1.0),
+        {"loss-falls": WHEN, "critical-rate": WHEN, "edge-steps": WHEN},
+    ),
+    (
+        "step-edge",
+        steps((2.0, 3.0, 2.0), 1.1, float("inf")),
+        {"loss-falls": NO, "critical-rate": NO, "edge-steps": NO},
+    ),
+]
+
+
+@pytest.mark.parametrize(("experiment", "result", "expected"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)])
+def test_verdicts_follow_the_data(experiment: str, result: Result, expected: dict[str, str]) -> None:
+    found = judged(experiment, result, seeds=SEEDS)
+    assert {claim: finding.verdict for claim, finding in found.items()} == expected, found
+    for finding in found.values():
+        assert headline(finding)[0] or finding.claim == "critical-rate", finding
+
+
+def test_every_claim_is_seen_to_hold_and_to_fail() -> None:
+    seen: dict[str, set[str]] = {}
+    for _, _, expected in CASES:
+        for claim, verdict in expected.items():
+            seen.setdefault(claim, set()).add(verdict)
+    assert {claim for claim, verdicts in seen.items() if not {YES, NO} <= verdicts} == set()
+
+
+@pytest.mark.parametrize("experiment", sorted({case[0] for case in CASES}))
+def test_one_seed_confirms_nothing(experiment: str) -> None:
+    result = next(result for name, result, expected in CASES if name == experiment and YES in expected.values())
+    assert {finding.verdict for finding in judged(experiment, result, seeds=1).values()} == {UNDECIDED}
