@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 import curvlens as cl
 from curvlens.data import Addition
 from curvlens.papers.learners import trained
-from curvlens.papers.motion import step_edge
+from curvlens.papers.motion import adam_edge, step_edge
 
 
 def small(seed: int = 0, samples: int = 8) -> cl.Problem:
@@ -71,3 +73,38 @@ def test_one_step_and_the_critical_rate() -> None:
     assert found["after"] == [pytest.approx(loss(part), rel=1e-12) for part in step_edge.FRACTIONS]
     low, high = found["critical"] / 1.06, found["critical"] * 1.06
     assert loss(low) < found["loss"] < loss(high)
+
+
+# adam-edge
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPTs of one layer on few samples."""
+    for module in (adam_edge,):
+        monkeypatch.setattr(module, "trained", partial(trained, n_layer=1, d_model=4, d_mlp=8))
+        monkeypatch.setattr(module, "SAMPLES", 8)
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("rule", ["adam", "gd"])
+def test_the_fraction_of_the_edge_is_that_of_the_dense_hessian(rule: str) -> None:
+    """After three steps of the rule as the textbooks write it, with the eigenvalues of the whole matrix."""
+    lr, task = 1e-3, Addition(digits=2)
+    found = adam_edge.measure({"rule": rule, "lr": lr, "steps": 3, "every": 3, "seed": 1})
+    model = trained(task, seed=1, steps=0, n_layer=1, d_model=4, d_mlp=8)
+    problem = cl.Problem(model, [task.batch(8, seed=1)], cl.losses.CrossEntropy())
+    theta, m, v = problem.theta.clone(), torch.zeros_like(problem.theta), torch.zeros_like(problem.theta)
+    for t in range(1, 4):
+        g = problem.with_params(theta).gradient()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g.square()
+        P = (v / (1 - 0.999**t)).sqrt() + 1e-8
+        theta = theta - (lr * m / (1 - 0.9**t) / P if rule == "adam" else lr * g)
+    at = problem.with_params(theta)
+    H = cl.hessian(at).dense()
+    edge = lr / 2
+    if rule == "adam":
+        H = H / P.sqrt() / P.sqrt()[:, None]
+        edge = lr / (1 - 0.9**3) / 38
+    assert found["loss"] == [pytest.approx(at.loss(), rel=1e-9)]
+    assert found["ratio"] == [pytest.approx(float(torch.linalg.eigvalsh(H)[-1]) * edge, rel=adam_edge.TOLERANCE)]

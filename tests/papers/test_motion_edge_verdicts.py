@@ -17,7 +17,7 @@ SEEDS = 8
 
 def wavy(config: Mapping[str, Any], value: float) -> float:
     """A little different in every seed, in no order."""
-    return value * (1 + 0.003 * ((7 * config["seed"]) % 5))
+    return float(value * (1 + 0.003 * ((7 * config["seed"]) % 5)))
 
 
 def steps(below: tuple[float, float, float], after: float, critical: float, late: float | None = None) -> Result:
@@ -31,6 +31,18 @@ def steps(below: tuple[float, float, float], after: float, critical: float, late
             return {"loss": 1.0, "after": [0.9, 0.9, wavy(config, fell)], "critical": rate, "model": rate}
         end = dict(zip(("gd", "momentum", "adam"), below, strict=True))[config["rule"]]
         return {"0.98": [1.0] + [wavy(config, end)] * 10, "1.02": [1.0] + [wavy(config, 50.0)] * 10}
+
+    return result
+
+
+def hovering(adam: float, gd: float, end: float = 1.0) -> Result:
+    """Fractions of the edge that rise to a level, and at the end change by a factor."""
+
+    def result(config: Mapping[str, Any]) -> dict[str, Any]:
+        level = wavy(config, adam if config["rule"] == "adam" else gd)
+        count = config["steps"] // config["every"]
+        ratio = [level * min(1.0, 0.01 * 2**i) * (end if i > 0.85 * count else 1.0) for i in range(count)]
+        return {"steps": list(range(1, count + 1)), "ratio": ratio, "loss": [1.0] * count}
 
     return result
 
@@ -51,6 +63,9 @@ CASES: list[tuple[str, Result, dict[str, str]]] = [
         steps((2.0, 3.0, 2.0), 1.1, float("inf")),
         {"loss-falls": NO, "critical-rate": NO, "edge-steps": NO},
     ),
+    ("adam-edge", hovering(0.9, 1.2), {"adam-edge": YES, "gd-edge": YES}),
+    ("adam-edge", hovering(0.1, 4.0), {"adam-edge": NO, "gd-edge": NO}),
+    ("adam-edge", hovering(0.9, 1.2, 2.5), {"adam-edge": NO, "gd-edge": NO}),  # it passes the edge and rises on
 ]
 
 

@@ -284,4 +284,16 @@ CLAIMS = (
         "its preconditioner held: just below a displacement along the top eigenvector shrinks, just above it grows.",
         f"{ADAM_EDGE} and {GD_EDGE}",
     ),
+    Claim(
+        "adam-edge",
+        "Full-batch training with Adam takes place at the adaptive edge of stability: the preconditioned sharpness "
+        "rises to 2(1+β₁)/((1−β₁)η), 38/η at the usual β₁, and hovers about it.",
+        ADAM_EDGE,
+    ),
+    Claim(
+        "gd-edge",
+        "Full-batch training with gradient descent takes place at the edge of stability: the sharpness rises to 2/η "
+        "and hovers about it.",
+        GD_EDGE,
+    ),
 )

@@ -1,6 +1,7 @@
 """What the papers and the literature say of curvature in motion: data, steps, training and size."""
 
 from curvlens.papers.experiment import Experiment
+from curvlens.papers.motion.adam_edge import ADAM_EDGE_EXPERIMENT
 from curvlens.papers.motion.step_edge import STEP_EDGE
 
-EXPERIMENTS: tuple[Experiment, ...] = (STEP_EDGE,)
+EXPERIMENTS: tuple[Experiment, ...] = (STEP_EDGE, ADAM_EDGE_EXPERIMENT)
