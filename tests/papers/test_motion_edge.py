@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -10,8 +11,9 @@ from torch import Tensor
 
 import curvlens as cl
 from curvlens.data import Addition
+from curvlens.papers.draws import stream
 from curvlens.papers.learners import trained
-from curvlens.papers.motion import adam_edge, step_edge
+from curvlens.papers.motion import adam_edge, recommendations, step_edge
 
 
 def small(seed: int = 0, samples: int = 8) -> cl.Problem:
@@ -81,7 +83,7 @@ def test_one_step_and_the_critical_rate() -> None:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPTs of one layer on few samples."""
-    for module in (adam_edge,):
+    for module in (adam_edge, recommendations):
         monkeypatch.setattr(module, "trained", partial(trained, n_layer=1, d_model=4, d_mlp=8))
         monkeypatch.setattr(module, "SAMPLES", 8)
 
@@ -108,3 +110,41 @@ def test_the_fraction_of_the_edge_is_that_of_the_dense_hessian(rule: str) -> Non
         edge = lr / (1 - 0.9**3) / 38
     assert found["loss"] == [pytest.approx(at.loss(), rel=1e-9)]
     assert found["ratio"] == [pytest.approx(float(torch.linalg.eigvalsh(H)[-1]) * edge, rel=adam_edge.TOLERANCE)]
+
+
+# recommendations
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("rule", ["momentum", "clip", "layers"])
+def test_steps_of_a_rule_are_those_of_the_textbooks(rule: str) -> None:
+    """Three steps by hand; step sizes of layers from the dense blocks of the Hessian."""
+    config, lr, task = {"rule": rule, "steps": 3, "seed": 2}, 0.05, Addition(digits=2)
+    model = trained(task, seed=2, steps=0, n_layer=1, d_model=4, d_mlp=8)
+
+    def problem(purpose: str, size: int = 8) -> cl.Problem:
+        return cl.Problem(model, [task.batch(size, seed=stream(2, purpose))], cl.losses.CrossEntropy())
+
+    at = problem("curvature 0")
+    eta, sizes = torch.full_like(at.theta, lr), None
+    if rule == "layers":
+        H = cl.hessian(at).dense()
+        sizes = recommendations.curvature(model, "layer", config, 0)
+        for place, found in zip(["embed", "pos", "h.0", "final_norm", "unembed"], sizes, strict=True):
+            of = [torch.arange(s.start, s.stop) for name, s in at.layout.slices.items() if name.startswith(place)]
+            own = torch.cat(of)
+            size = float(torch.linalg.matrix_norm(H[own][:, own], 2))
+            assert found == pytest.approx(size, rel=0.05)
+            eta[own] = lr / found
+    theta, m = at.theta.clone(), torch.zeros_like(at.theta)
+    for step in range(3):
+        g = problem(f"step {step}").with_params(theta).gradient()
+        m = 0.9 * m + g if rule == "momentum" else g / max(1.0, float(g.norm())) if rule == "clip" else g
+        theta = theta - eta * m
+    expected = problem("test", recommendations.TEST).with_params(theta).loss()
+    assert recommendations.after(config, lr, sizes) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_that_diverges_has_no_loss() -> None:
+    assert recommendations.after({"rule": "sgd", "steps": 20, "seed": 0}, 1e200, None) == math.inf

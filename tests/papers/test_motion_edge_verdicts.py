@@ -47,6 +47,19 @@ def hovering(adam: float, gd: float, end: float = 1.0) -> Result:
     return result
 
 
+def losses(adam: float, adagrad: float, momentum: float, clip: float, own: float) -> Result:
+    """Losses with the best of the learning rates, over those of SGD."""
+
+    def result(config: Mapping[str, Any]) -> dict[str, Any]:
+        if config["rule"] == "observed":
+            return {"condition": [wavy(config, 200.0), 100.0], "top": [wavy(config, 4.0), 2.0], "negative": -0.5}
+        sizes = {"sgd": 1.0, "adam": adam, "adagrad": adagrad, "momentum": momentum, "clip": clip}
+        best = sizes.get(config["rule"], own) * (1 + 0.004 * ((len(config["rule"]) * config["seed"]) % 7))
+        return {"loss": [3 * best, 2 * best, best, 2 * best, float("inf")]}
+
+    return result
+
+
 CASES: list[tuple[str, Result, dict[str, str]]] = [
     (
         "step-edge",
@@ -66,6 +79,21 @@ CASES: list[tuple[str, Result, dict[str, str]]] = [
     ("adam-edge", hovering(0.9, 1.2), {"adam-edge": YES, "gd-edge": YES}),
     ("adam-edge", hovering(0.1, 4.0), {"adam-edge": NO, "gd-edge": NO}),
     ("adam-edge", hovering(0.9, 1.2, 2.5), {"adam-edge": NO, "gd-edge": NO}),  # it passes the edge and rises on
+    (
+        "recommendations",
+        losses(0.5, 0.6, 0.7, 0.8, 0.9),
+        dict.fromkeys(("advice-adaptive", "advice-momentum", "advice-layerwise"), YES),
+    ),
+    (
+        "recommendations",
+        losses(0.5, 1.6, 0.7, 1.8, 1.0),
+        {"advice-adaptive": WHEN, "advice-momentum": WHEN, "advice-layerwise": UNDECIDED},
+    ),
+    (
+        "recommendations",
+        losses(1.5, 1.6, 1.7, 1.8, 1.9),
+        dict.fromkeys(("advice-adaptive", "advice-momentum", "advice-layerwise"), NO),
+    ),
 ]
 
 
@@ -83,6 +111,16 @@ def test_every_claim_is_seen_to_hold_and_to_fail() -> None:
         for claim, verdict in expected.items():
             seen.setdefault(claim, set()).add(verdict)
     assert {claim for claim, verdicts in seen.items() if not {YES, NO} <= verdicts} == set()
+
+
+def test_a_best_rate_at_the_end_of_those_tried_decides_nothing() -> None:
+    def result(config: Mapping[str, Any]) -> dict[str, Any]:
+        found = losses(0.5, 0.6, 0.7, 0.8, 0.9)(config)
+        return {"loss": sorted(found["loss"])} if "loss" in found else found
+
+    found = judged("recommendations", result, seeds=SEEDS)
+    assert {finding.verdict for finding in found.values()} == {UNDECIDED}
+    assert all("at the end of those tried" in finding.measured for finding in found.values())
 
 
 @pytest.mark.parametrize("experiment", sorted({case[0] for case in CASES}))

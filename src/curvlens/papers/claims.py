@@ -296,4 +296,22 @@ CLAIMS = (
         "and hovers about it.",
         GD_EDGE,
     ),
+    Claim(
+        "advice-adaptive",
+        "Where early layers have a high condition number, an adaptive optimiser (Adam, AdaGrad) is to be used: it gets "
+        "farther in as many steps.",
+        f"{ARTICLE}, Section 6.4",
+    ),
+    Claim(
+        "advice-momentum",
+        "Where there are negative eigenvalues, gradient clipping and momentum are to be used: they get farther in as "
+        "many steps.",
+        f"{ARTICLE}, Section 6.4",
+    ),
+    Claim(
+        "advice-layerwise",
+        "Where curvature varies across layers, each layer is to have its own learning rate, the inverse of its "
+        "curvature: it gets farther in as many steps.",
+        f"{ARTICLE}, Section 6.4",
+    ),
 )

@@ -73,6 +73,9 @@ HEADLINES = {
     "loss-falls": ("steps that lower the loss, at 0.98", "it falls in #."),
     "critical-rate": ("of λ_max after 400 steps", "after 400 steps of training # by line search"),
     "edge-steps": ("times, gradient descent at 1.02", "gradient descent … and # at 1.02"),
+    "advice-adaptive": ("times the loss of SGD, Adam", ": Adam #"),
+    "advice-momentum": ("times the loss of SGD, momentum", "momentum 0.9 #"),
+    "advice-layerwise": ("times the loss of SGD, by layer", "one step size a layer #"),
     "adam-edge": ("of 38/η in the last third", "η = 0.0006 # (from"),
     "gd-edge": ("of 2/η in the last third", "η = 0.02 # (from"),
 }

@@ -2,6 +2,7 @@
 
 from curvlens.papers.experiment import Experiment
 from curvlens.papers.motion.adam_edge import ADAM_EDGE_EXPERIMENT
+from curvlens.papers.motion.recommendations import RECOMMENDATIONS
 from curvlens.papers.motion.step_edge import STEP_EDGE
 
-EXPERIMENTS: tuple[Experiment, ...] = (STEP_EDGE, ADAM_EDGE_EXPERIMENT)
+EXPERIMENTS: tuple[Experiment, ...] = (STEP_EDGE, ADAM_EDGE_EXPERIMENT, RECOMMENDATIONS)
