@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import curvlens as cl
 from curvlens.data import Addition
 from curvlens.papers.draws import stream
 from curvlens.papers.learners import trained
-from curvlens.papers.motion import adam_edge, recommendations, step_edge
+from curvlens.papers.motion import adam_edge, block_heterogeneity, block_order, recommendations, step_edge
 
 
 def small(seed: int = 0, samples: int = 8) -> cl.Problem:
@@ -148,3 +150,49 @@ def test_steps_of_a_rule_are_those_of_the_textbooks(rule: str) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_a_run_that_diverges_has_no_loss() -> None:
     assert recommendations.after({"rule": "sgd", "steps": 20, "seed": 0}, 1e200, None) == math.inf
+
+
+# block-order and block-heterogeneity
+
+
+@pytest.mark.full
+def test_mean_curvatures_are_those_of_the_differentiated_hessian(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_order, "trained", partial(trained, d_model=4, d_mlp=8))
+    monkeypatch.setattr(block_order, "SAMPLES", 4)
+    found = block_order.measure({"steps": 0, "seed": 3})
+    task = Addition(digits=2)
+    model = trained(task, seed=3, steps=0, d_model=4, d_mlp=8)
+    problem = cl.Problem(model, [task.batch(4, seed=0)], cl.losses.CrossEntropy())
+    roles = {"Emb": r"^embed", "QK": r"\.(q|k)\.", "FFN": r"mlp", "VO": r"\.(v|o)\.", "Norm": r"norm"}
+    for part, operator in (("H", cl.hessian(problem)), ("G", cl.ggn(problem))):
+        diagonal = problem.layout.unflatten(operator.dense().diagonal().clone())
+        for role, pattern in roles.items():
+            own = torch.cat([v.flatten() for name, v in diagonal.items() if re.search(pattern, name)])
+            assert found[part][role] == pytest.approx(float(own.mean()), rel=1e-8)
+
+
+def test_the_distance_of_shares_is_that_of_the_books() -> None:
+    """½ D(p‖m) + ½ D(q‖m) in bits, under a root."""
+    half, one, other = (torch.tensor(x, dtype=torch.float64) for x in ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0)))
+    assert block_heterogeneity.distance(one, one) == 0
+    assert block_heterogeneity.distance(one, other) == pytest.approx(1)
+    expected = math.sqrt(0.5 * math.log2(1 / 0.75) + 0.5 * (0.5 * math.log2(0.5 / 0.75) + 0.5 * math.log2(0.5 / 0.25)))
+    assert block_heterogeneity.distance(one, half) == pytest.approx(expected)
+
+
+def test_scales_of_spectra_count_in_one_reading_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one = torch.randn(40, dtype=torch.float64, generator=generator)
+    assert block_heterogeneity.distances([one, one], "scales") < 1e-7
+    assert block_heterogeneity.distances([one, 1e-4 * one], "shapes") < 1e-7
+    assert block_heterogeneity.distances([one, 1e-4 * one], "scales") > 0.9
+    assert block_heterogeneity.distances([one, -one.abs()], "shapes") > 0.4  # the sign counts
+
+
+def test_networks_are_trained_to_half_of_their_loss() -> None:
+    for kind in block_heterogeneity.NETWORKS:
+        start, _, _ = block_heterogeneity.network({"network": kind, "stage": "start", "seed": 0})
+        model, (x, y), steps = block_heterogeneity.network({"network": kind, "stage": "half", "seed": 0})
+        assert 50 < steps < block_heterogeneity.MOST
+        losses = [float(F.cross_entropy(net(x).flatten(0, -2), y.flatten()).detach()) for net in (start, model)]
+        assert 0.3 < losses[1] / losses[0] < 0.7

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from curvlens.papers.headlines import headline
+from curvlens.papers.motion import block_order
 from made_up import Result
 from test_first_paper_verdicts import NO, UNDECIDED, WHEN, YES, judged
 
@@ -60,6 +61,30 @@ def losses(adam: float, adagrad: float, momentum: float, clip: float, own: float
     return result
 
 
+def ordered(*sizes: float) -> Result:
+    """Mean curvatures of the roles in the published order."""
+
+    def result(config: Mapping[str, Any]) -> dict[str, Any]:
+        found = {
+            role: size * (1 + 0.004 * ((len(role) * config["seed"]) % 7))
+            for role, size in zip(block_order.ROLES, sizes, strict=True)
+        }
+        return {"H": {role: -size for role, size in found.items()}, "G": found}
+
+    return result
+
+
+def spread(scales: float, shapes: float) -> Result:
+    """Distances in the Transformer over those in the convolutional network."""
+
+    def result(config: Mapping[str, Any]) -> dict[str, Any]:
+        of = (scales, shapes) if config["network"] == "gpt" else (1.0, 1.0)
+        moved = 1 + 0.004 * ((5 * config["seed"]) % 7 if config["network"] == "gpt" else config["seed"] % 3)
+        return dict(zip(("scales", "shapes"), (0.2 * size * moved for size in of), strict=True))
+
+    return result
+
+
 CASES: list[tuple[str, Result, dict[str, str]]] = [
     (
         "step-edge",
@@ -94,6 +119,12 @@ CASES: list[tuple[str, Result, dict[str, str]]] = [
         losses(1.5, 1.6, 1.7, 1.8, 1.9),
         dict.fromkeys(("advice-adaptive", "advice-momentum", "advice-layerwise"), NO),
     ),
+    ("block-order", ordered(0.1, 1.0, 1.5, 2.0, 9.0), {"block-order": YES}),
+    ("block-order", ordered(0.8, 1.0, 1.5, 2.0, 9.0), {"block-order": WHEN}),
+    ("block-order", ordered(9.0, 4.0, 3.0, 2.0, 1.0), {"block-order": NO}),
+    ("block-heterogeneity", spread(1.5, 1.2), {"block-heterogeneity": YES}),
+    ("block-heterogeneity", spread(1.5, 0.8), {"block-heterogeneity": WHEN}),
+    ("block-heterogeneity", spread(0.5, 0.8), {"block-heterogeneity": NO}),
 ]
 
 

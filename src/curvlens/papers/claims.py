@@ -5,7 +5,7 @@ A new one is added here; the experiment that measures it names it in a `Finding`
 
 from __future__ import annotations
 
-from curvlens.papers.sources import ADAM_EDGE, ARTICLE, GD_EDGE, PAPER, SECOND
+from curvlens.papers.sources import ADAM_EDGE, ARTICLE, BLOCK_ORDER, GD_EDGE, HETEROGENEITY, PAPER, SECOND
 from curvlens.papers.verdicts import Claim
 
 SLIDES = "slides on the same"
@@ -313,5 +313,16 @@ CLAIMS = (
         "Where curvature varies across layers, each layer is to have its own learning rate, the inverse of its "
         "curvature: it gets farther in as many steps.",
         f"{ARTICLE}, Section 6.4",
+    ),
+    Claim(
+        "block-order",
+        "The mean curvature per parameter is ordered by role: Emb ≪ QK < FFN < VO ≪ Norm.",
+        BLOCK_ORDER,
+    ),
+    Claim(
+        "block-heterogeneity",
+        "The spectra of the Hessian's blocks differ more from one another in a Transformer than in a convolutional "
+        "network.",
+        HETEROGENEITY,
     ),
 )

@@ -76,6 +76,8 @@ HEADLINES = {
     "advice-adaptive": ("times the loss of SGD, Adam", ": Adam #"),
     "advice-momentum": ("times the loss of SGD, momentum", "momentum 0.9 #"),
     "advice-layerwise": ("times the loss of SGD, by layer", "one step size a layer #"),
+    "block-order": ("times, FFN over QK", "FFN over QK #"),
+    "block-heterogeneity": ("times the distance, with scales", "at initialisation … ratio #"),
     "adam-edge": ("of 38/η in the last third", "η = 0.0006 # (from"),
     "gd-edge": ("of 2/η in the last third", "η = 0.02 # (from"),
 }

@@ -6,6 +6,8 @@ SECOND = "Closing the curvature gap"
 ARTICLE = "article on the full block"
 GD_EDGE = "arXiv 2103.00065"
 ADAM_EDGE = "arXiv 2207.14484"
+BLOCK_ORDER = "arXiv 2502.19002"
+HETEROGENEITY = "arXiv 2402.16788"
 CITED = {
     PAPER: "What Does It Mean to Be a Transformer? Insights from a Theoretical Hessian Analysis, and W. Ormaniec's "
     "slides on it",
@@ -15,5 +17,8 @@ CITED = {
     GD_EDGE: "J. M. Cohen, S. Kaur, Y. Li, J. Z. Kolter, A. Talwalkar: Gradient Descent on Neural Networks Typically "
     "Occurs at the Edge of Stability (2021)",
     ADAM_EDGE: "J. M. Cohen et al.: Adaptive Gradient Methods at the Edge of Stability (2022)",
+    BLOCK_ORDER: "J. Wang et al.: The Sharpness Disparity Principle in Transformers for Accelerating Language Model "
+    "Pre-Training (2025)",
+    HETEROGENEITY: "Y. Zhang et al.: Why Transformers Need Adam: A Hessian Perspective (2024)",
 }
 """What is meant by them."""

@@ -2,7 +2,15 @@
 
 from curvlens.papers.experiment import Experiment
 from curvlens.papers.motion.adam_edge import ADAM_EDGE_EXPERIMENT
+from curvlens.papers.motion.block_heterogeneity import BLOCK_HETEROGENEITY
+from curvlens.papers.motion.block_order import BLOCK_ORDER_EXPERIMENT
 from curvlens.papers.motion.recommendations import RECOMMENDATIONS
 from curvlens.papers.motion.step_edge import STEP_EDGE
 
-EXPERIMENTS: tuple[Experiment, ...] = (STEP_EDGE, ADAM_EDGE_EXPERIMENT, RECOMMENDATIONS)
+EXPERIMENTS: tuple[Experiment, ...] = (
+    STEP_EDGE,
+    ADAM_EDGE_EXPERIMENT,
+    RECOMMENDATIONS,
+    BLOCK_ORDER_EXPERIMENT,
+    BLOCK_HETEROGENEITY,
+)
