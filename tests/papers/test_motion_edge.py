@@ -15,7 +15,15 @@ import curvlens as cl
 from curvlens.data import Addition
 from curvlens.papers.draws import stream
 from curvlens.papers.learners import trained
-from curvlens.papers.motion import adam_edge, block_heterogeneity, block_order, recommendations, step_edge
+from curvlens.papers.motion import (
+    adam_edge,
+    block_heterogeneity,
+    block_order,
+    forecast_departure,
+    ggn_top_training,
+    recommendations,
+    step_edge,
+)
 
 
 def small(seed: int = 0, samples: int = 8) -> cl.Problem:
@@ -196,3 +204,56 @@ def test_networks_are_trained_to_half_of_their_loss() -> None:
         assert 50 < steps < block_heterogeneity.MOST
         losses = [float(F.cross_entropy(net(x).flatten(0, -2), y.flatten()).detach()) for net in (start, model)]
         assert 0.3 < losses[1] / losses[0] < 0.7
+
+
+# forecast-departure and ggn-top-training
+
+
+def test_forecasts_depart_where_those_of_the_dense_hessian_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradient descent and momentum on the dense quadratic model and on the loss, step by step."""
+    monkeypatch.setattr(forecast_departure, "trained", partial(trained, n_layer=1, d_model=4, d_mlp=8))
+    monkeypatch.setattr(forecast_departure, "STATES", {"learning": (20, 8)})
+    monkeypatch.setattr(forecast_departure, "RULES", {"gd": "", "momentum": ""})
+    steps = 12
+    found = forecast_departure.measure({"state": "learning", "steps": steps, "seed": 1})
+    task = Addition(digits=2)
+    model = trained(task, seed=1, steps=0, n_layer=1, d_model=4, d_mlp=8)
+    problem = cl.Problem(model, [task.batch(8, seed=1)], cl.losses.CrossEntropy())
+    step_edge.fitted(problem, 20)
+    g, H, loss = problem.gradient(), cl.hessian(problem).dense(), problem.loss()
+    top = float(torch.linalg.eigvalsh(H)[-1])
+
+    def run(beta: float, lr: float, quadratic: bool) -> list[float]:
+        x, m, losses = torch.zeros_like(g), torch.zeros_like(g), [loss]
+        for _ in range(steps):
+            m = beta * m + (g + H @ x if quadratic else problem.with_params(problem.theta + x).gradient())
+            x = x - lr * m
+            losses.append(
+                float(loss + g @ x + 0.5 * x @ H @ x) if quadratic else problem.with_params(problem.theta + x).loss()
+            )
+        return losses
+
+    for rule, beta in (("gd", 0.0), ("momentum", 0.9)):
+        for fraction in forecast_departure.FRACTIONS:
+            lr = fraction * 2 * (1 + beta) / top
+            model_losses, true = run(beta, lr, True), run(beta, lr, False)
+            change = [max(abs(each - loss) for each in model_losses[: t + 1]) for t in range(steps + 1)]
+            gap = [abs(a - b) / c for a, b, c in zip(true[1:], model_losses[1:], change[1:], strict=True)]
+            own = found[f"{rule} {fraction:g}"]
+            shown = [gap[t - 1] for t in forecast_departure.SHOWN if t <= steps]
+            assert own["gap"] == [pytest.approx(each, rel=0.02) for each in shown]
+            left = [t + 1 for t, each in enumerate(gap) if each > forecast_departure.AGREEMENT]
+            assert own["departure"] == (left[0] if left else None)
+
+
+def test_largest_eigenvalues_are_those_of_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ggn_top_training, "trained", partial(trained, d_model=4, d_mlp=8))
+    monkeypatch.setattr(ggn_top_training, "SAMPLES", 4)
+    found = ggn_top_training.measure({"steps": 3, "seed": 3})
+    task = Addition(digits=2)
+    model = trained(task, seed=3, steps=3, d_model=4, d_mlp=8)
+    problem = cl.Problem(model, [task.batch(4, seed=0)], cl.losses.CrossEntropy())
+    H, G = (cl.eigs(make(problem), 1) for make in (cl.hessian, cl.ggn))
+    assert found["H"] == pytest.approx(float(H.values[0]), rel=1e-8)
+    assert found["G"] == pytest.approx(float(G.values[0]), rel=1e-8)
+    assert found["overlap"] == pytest.approx(float(H.vectors[:, 0] @ G.vectors[:, 0]) ** 2, rel=1e-5)

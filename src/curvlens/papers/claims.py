@@ -5,7 +5,7 @@ A new one is added here; the experiment that measures it names it in a `Finding`
 
 from __future__ import annotations
 
-from curvlens.papers.sources import ADAM_EDGE, ARTICLE, BLOCK_ORDER, GD_EDGE, HETEROGENEITY, PAPER, SECOND
+from curvlens.papers.sources import ADAM_EDGE, ARTICLE, BLOCK_ORDER, GD_EDGE, HETEROGENEITY, OUTLIERS, PAPER, SECOND
 from curvlens.papers.verdicts import Claim
 
 SLIDES = "slides on the same"
@@ -324,5 +324,16 @@ CLAIMS = (
         "The spectra of the Hessian's blocks differ more from one another in a Transformer than in a convolutional "
         "network.",
         HETEROGENEITY,
+    ),
+    Claim(
+        "quadratic-course",
+        "Training follows the quadratic model, δw_{t+1} ≈ (I − ηH) δw_t.",
+        f"{ARTICLE}, Section 8.2",
+    ),
+    Claim(
+        "ggn-top-training",
+        "While a network learns, the outlying eigenvalues of the Hessian are those of its Gauss–Newton part: read of "
+        "the largest one in a Transformer.",
+        OUTLIERS,
     ),
 )

@@ -78,6 +78,8 @@ HEADLINES = {
     "advice-layerwise": ("times the loss of SGD, by layer", "one step size a layer #"),
     "block-order": ("times, FFN over QK", "FFN over QK #"),
     "block-heterogeneity": ("times the distance, with scales", "at initialisation … ratio #"),
+    "quadratic-course": ("steps until it departs, gradient descent, learning", "gradient descent, while it learns: #"),
+    "ggn-top-training": ("of λ_max after 100 steps", "after 100 steps #"),
     "adam-edge": ("of 38/η in the last third", "η = 0.0006 # (from"),
     "gd-edge": ("of 2/η in the last third", "η = 0.02 # (from"),
 }

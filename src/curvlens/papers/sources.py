@@ -8,6 +8,7 @@ GD_EDGE = "arXiv 2103.00065"
 ADAM_EDGE = "arXiv 2207.14484"
 BLOCK_ORDER = "arXiv 2502.19002"
 HETEROGENEITY = "arXiv 2402.16788"
+OUTLIERS = "arXiv 1901.08244"
 CITED = {
     PAPER: "What Does It Mean to Be a Transformer? Insights from a Theoretical Hessian Analysis, and W. Ormaniec's "
     "slides on it",
@@ -20,5 +21,7 @@ CITED = {
     BLOCK_ORDER: "J. Wang et al.: The Sharpness Disparity Principle in Transformers for Accelerating Language Model "
     "Pre-Training (2025)",
     HETEROGENEITY: "Y. Zhang et al.: Why Transformers Need Adam: A Hessian Perspective (2024)",
+    OUTLIERS: "V. Papyan: Measurements of Three-Level Hierarchical Structure in the Outliers in the Spectrum of "
+    "Deepnet Hessians (2019)",
 }
 """What is meant by them."""

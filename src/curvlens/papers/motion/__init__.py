@@ -4,6 +4,8 @@ from curvlens.papers.experiment import Experiment
 from curvlens.papers.motion.adam_edge import ADAM_EDGE_EXPERIMENT
 from curvlens.papers.motion.block_heterogeneity import BLOCK_HETEROGENEITY
 from curvlens.papers.motion.block_order import BLOCK_ORDER_EXPERIMENT
+from curvlens.papers.motion.forecast_departure import FORECAST_DEPARTURE
+from curvlens.papers.motion.ggn_top_training import GGN_TOP_TRAINING
 from curvlens.papers.motion.recommendations import RECOMMENDATIONS
 from curvlens.papers.motion.step_edge import STEP_EDGE
 
@@ -13,4 +15,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     RECOMMENDATIONS,
     BLOCK_ORDER_EXPERIMENT,
     BLOCK_HETEROGENEITY,
+    FORECAST_DEPARTURE,
+    GGN_TOP_TRAINING,
 )

@@ -165,7 +165,7 @@ def report(records: Sequence[Record]) -> Report:
             ],
             title="loss over that of SGD, both tuned",
             y_label="ratio",
-            ticks=([float(i) for i in range(len(found))], list(found)),
+            ticks=([float(i) for i in range(len(found))], [f"{'\n' * (i % 2)}{rule}" for i, rule in enumerate(found)]),
             y_lines=(1.0,),
             legend=False,
         )
@@ -213,6 +213,7 @@ def _advice(
         inside = all(best[each] not in (None, 0, RATES - 1) for each in (rule, "sgd"))
         parts[name] = found.below() if inside else None
         at = "no learning rate" if own is None else f"a learning rate of {lines[rule].x[own]:g}"
+        at += " in units of 1/|λ|_max" if rule in BY and own is not None else ""
         texts.append(f"{name} {found} with {at}{'' if inside else ', at the end of those tried'}")
     plain = best["sgd"]
     of = "" if plain is None else f" ({lines['sgd'].x[plain]:g})"

@@ -75,14 +75,14 @@ def single(problem: cl.Problem) -> dict[str, Any]:
     }
 
 
-def fitted(problem: cl.Problem) -> list[Tensor]:
+def fitted(problem: cl.Problem, steps: int = FIT) -> list[Tensor]:
     """Let Adam fit the data of the problem; its v̂ by parameter."""
     model = problem.model
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(FIT):
+    for _ in range(steps):
         _set_gradients(model, problem.layout.unflatten(problem.gradient()))
         adam.step()
-    correction = 1 - adam.param_groups[0]["betas"][1] ** FIT
+    correction = 1 - adam.param_groups[0]["betas"][1] ** steps
     return [adam.state[p]["exp_avg_sq"].clone() / correction for p in model.parameters()]
 
 
@@ -124,7 +124,8 @@ def way(problem: cl.Problem, rule: str, target: float, moments: list[Tensor] | N
 def make(model: nn.Module, rule: str, moments: list[Tensor] | None) -> torch.optim.Optimizer:
     """Torch's optimiser: Adam long after its start, with these second moments and an empty first one."""
     if moments is None:
-        return torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9 if rule == "momentum" else 0.0)
+        beta = 0.0 if rule == "gd" else 0.9
+        return torch.optim.SGD(model.parameters(), lr=1.0, momentum=beta, nesterov=rule == "nesterov")
     adam = torch.optim.Adam(model.parameters(), lr=1.0)
     for p, v in zip(model.parameters(), moments, strict=True):
         adam.state[p] = {"step": torch.tensor(1e9), "exp_avg": torch.zeros_like(p), "exp_avg_sq": v.clone()}
