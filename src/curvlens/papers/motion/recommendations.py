@@ -165,7 +165,7 @@ def report(records: Sequence[Record]) -> Report:
             ],
             title="loss over that of SGD, both tuned",
             y_label="ratio",
-            ticks=([float(i) for i in range(len(found))], [f"{'\n' * (i % 2)}{rule}" for i, rule in enumerate(found)]),
+            ticks=([float(i) for i in range(len(found))], ["\n" * (i % 2) + rule for i, rule in enumerate(found)]),
             y_lines=(1.0,),
             legend=False,
         )
