@@ -5,7 +5,17 @@ A new one is added here; the experiment that measures it names it in a `Finding`
 
 from __future__ import annotations
 
-from curvlens.papers.sources import ARTICLE, NOISE_SCALE, PAPER, SECOND
+from curvlens.papers.sources import (
+    ADAM_EDGE,
+    ARTICLE,
+    BLOCK_ORDER,
+    GD_EDGE,
+    HETEROGENEITY,
+    NOISE_SCALE,
+    OUTLIERS,
+    PAPER,
+    SECOND,
+)
 from curvlens.papers.verdicts import Claim
 
 SLIDES = "slides on the same"
@@ -219,6 +229,7 @@ CLAIMS = (
         "In a GPT larger attention sinks stretch the spectrum.",
         f"{SLIDES}, outliers in activations and the spectrum",
     ),
+    Claim("loss-falls", "The loss falls for a learning rate in (0, 2/λ_max).", f"{SLIDES}, optimisation"),
     Claim(
         "norm-bounded", "LayerNorm keeps the input-dependent terms of the Hessian bounded.", f"{ARTICLE}, Section 5.4"
     ),
@@ -294,5 +305,68 @@ CLAIMS = (
         "The Hessian explains empirical scaling laws, as it connects the size of the data set to the smoothness of the "
         "loss landscape: read as curvature that helps to predict the loss.",
         f"{ARTICLE}, Sections 7.3 and 11.1",
+    ),
+    Claim(
+        "critical-rate",
+        "The critical learning rate of gradient descent, beyond which a step no longer lowers the loss, is 2/λ_max.",
+        f"{ARTICLE}, Section 8.3",
+    ),
+    Claim(
+        "edge-steps",
+        "The edge of stability is 2/η for gradient descent, 2(1+β)/η with momentum and 2(1+β₁)/((1−β₁)η) for Adam with "
+        "its preconditioner held: just below a displacement along the top eigenvector shrinks, just above it grows.",
+        f"{ADAM_EDGE} and {GD_EDGE}",
+    ),
+    Claim(
+        "adam-edge",
+        "Full-batch training with Adam takes place at the adaptive edge of stability: the preconditioned sharpness "
+        "rises to 2(1+β₁)/((1−β₁)η), 38/η at the usual β₁, and hovers about it.",
+        ADAM_EDGE,
+    ),
+    Claim(
+        "gd-edge",
+        "Full-batch training with gradient descent takes place at the edge of stability: the sharpness rises to 2/η "
+        "and hovers about it.",
+        GD_EDGE,
+    ),
+    Claim(
+        "advice-adaptive",
+        "Where early layers have a high condition number, an adaptive optimiser (Adam, AdaGrad) is to be used: it gets "
+        "farther in as many steps.",
+        f"{ARTICLE}, Section 6.4",
+    ),
+    Claim(
+        "advice-momentum",
+        "Where there are negative eigenvalues, gradient clipping and momentum are to be used: they get farther in as "
+        "many steps.",
+        f"{ARTICLE}, Section 6.4",
+    ),
+    Claim(
+        "advice-layerwise",
+        "Where curvature varies across layers, each layer is to have its own learning rate, the inverse of its "
+        "curvature: it gets farther in as many steps.",
+        f"{ARTICLE}, Section 6.4",
+    ),
+    Claim(
+        "block-order",
+        "The mean curvature per parameter is ordered by role: Emb ≪ QK < FFN < VO ≪ Norm.",
+        BLOCK_ORDER,
+    ),
+    Claim(
+        "block-heterogeneity",
+        "The spectra of the Hessian's blocks differ more from one another in a Transformer than in a convolutional "
+        "network.",
+        HETEROGENEITY,
+    ),
+    Claim(
+        "quadratic-course",
+        "Training follows the quadratic model, δw_{t+1} ≈ (I − ηH) δw_t.",
+        f"{ARTICLE}, Section 8.2",
+    ),
+    Claim(
+        "ggn-top-training",
+        "While a network learns, the outlying eigenvalues of the Hessian are those of its Gauss–Newton part: read of "
+        "the largest one in a Transformer.",
+        OUTLIERS,
     ),
 )

@@ -76,6 +76,18 @@ HEADLINES = {
     "spectrum-size": ("power of N, range, lowest loss", "on other pairs λ_max − λ_min N^(#),"),
     "scaling-exponents": ("power of D, ‖H‖₂, predicted −0.5", "spectral norm D^(#);"),
     "scaling-explained": ("of the error, with λ_max", "the largest eigenvalue #;"),
+    "loss-falls": ("steps that lower the loss, at 0.98", "it falls in #."),
+    "critical-rate": ("of λ_max after 400 steps", "after 400 steps of training # by line search"),
+    "edge-steps": ("times, gradient descent at 1.02", "gradient descent … and # at 1.02"),
+    "advice-adaptive": ("times the loss of SGD, Adam", ": Adam #"),
+    "advice-momentum": ("times the loss of SGD, momentum", "momentum 0.9 #"),
+    "advice-layerwise": ("times the loss of SGD, by layer", "one step size a layer #"),
+    "block-order": ("times, FFN over QK", "FFN over QK #"),
+    "block-heterogeneity": ("times the distance, with scales", "at initialisation … ratio #"),
+    "quadratic-course": ("steps until it departs, gradient descent, learning", "gradient descent, while it learns: #"),
+    "ggn-top-training": ("of λ_max after 100 steps", "after 100 steps #"),
+    "adam-edge": ("of 38/η in the last third", "η = 0.0006 # (from"),
+    "gd-edge": ("of 2/η in the last third", "η = 0.02 # (from"),
 }
 """For each claim: the label of the number, and the words around it. # is the number, … any words."""
 
