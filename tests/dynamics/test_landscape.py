@@ -98,9 +98,9 @@ def test_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"ks": [4, 8], "orders": 20, "points": 40}
     for around in ("sphere", "gaussian"):
         rows = torch.eye(problem.layout.size, dtype=D)[inside]
-        exact = landscape(problem, 0.1, around=around, basis=rows, **options)  # type: ignore[arg-type]
-        found = landscape(problem, 0.1, around=around, within="2.weight", **options)  # type: ignore[arg-type]
-        own = landscape(alone, 0.1, around=around, **options)  # type: ignore[arg-type]
+        exact = landscape(problem, 0.1, around=around, basis=rows, **options)
+        found = landscape(problem, 0.1, around=around, within="2.weight", **options)
+        own = landscape(alone, 0.1, around=around, **options)
         assert found.around == "subspace"
         for name in ("gradient_distance", "hessian_distance", "mean", "true_second", "bound"):
             torch.testing.assert_close(getattr(found, name), getattr(own, name))
