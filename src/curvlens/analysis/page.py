@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from curvlens.analysis import charts, drawer, panels
@@ -101,8 +101,28 @@ def _says(content: Document, titles: Mapping[str, str]) -> Section:
         rows: list[list[Words]] = [[f[key] for key in ("name", "severity", "what", "effect", "fix")] for f in findings]
         columns = [Column(title) for title in ("finding", "severity", "what", "effect", "fix")]
         body.append(Fold("What the doctor found", [Table(columns, rows, "findings", filtered=False)], "doctor"))
+    advice = content.get("advice") or ()
+    if advice:
+        body.append(Fold("What the literature would recommend", _advice(advice, titles), "advice"))
     lead = "Each sentence is a rule over measured numbers. Errors are standard errors; those of eigenvalues are bounds."
     return Section("start", "What this says", lead, body)
+
+
+def _advice(advice: Sequence[Document], titles: Mapping[str, str]) -> list[Content]:
+    """The table of observations and recommendations, with the verdict that supports or refutes each."""
+    rows: list[list[Words]] = []
+    for each in advice:
+        given = [each["recommendation"]] if each["recommendation"] else [Mark("no advice", "faint")]
+        shown: list[str | Mark | Link] = [each["observation"]]
+        if each["panel"] in titles:
+            shown += [" ", Link(f"→ {titles[each['panel']].lower()}", each["panel"])]
+        rows.append([shown, [*given, Mark(f" ({each['reason']})", "faint")], f"{each['claim']}: {each['verdict']}"])
+    words = (
+        "Recommendations for what is observed, and whether small models bear them out: a verdict is that of a measured "
+        "claim, by its name on curvlens' page of verdicts."
+    )
+    columns = [Column(title) for title in ("observed", "recommended", "verdict")]
+    return [Prose(words, "faint"), Table(columns, rows, "advice", filtered=False)]
 
 
 def _heat(content: Document) -> Section:

@@ -27,6 +27,7 @@ from curvlens.analysis.schedule import Step, schedule, unit
 from curvlens.analysis.tokens import n_samples
 from curvlens.analysis.writing import rehearsed
 from curvlens.dynamics.advice import sentences
+from curvlens.dynamics.recommendations import recommendations
 from curvlens.dynamics.stability import require_edges
 from curvlens.errors import CurvlensError, a_kind
 from curvlens.memory import parse_bytes
@@ -147,6 +148,7 @@ def analyze(
     if private:
         _without_texts(content)
     content["sentences"] = [dataclasses.asdict(each) for each in sentences(content)]
+    content["advice"] = [dataclasses.asdict(each) for each in recommendations(content)]
     analysis = Analysis(content, str(run.study.folder), plan)
     if not dry_run:
         analysis.write()
