@@ -48,6 +48,7 @@ def sections(*, quick: bool, repetitions: int, block_repetitions: int) -> dict[s
         "assembly": lambda: child("assembly.measure", 1),
         "attribution": lambda: child("costs.profile_time"),
         "attribution_memory": lambda: {key: held("costs.profile_memory", key=key) for key in ("product", "profile")},
+        "direction": lambda: child("costs.direction_time"),
         "sdpa": lambda: {str(n): {str(length): child("sdpa.time", n, length=length) for length in tiled} for n in each},
         "sdpa_memory": lambda: {key: held("sdpa.memory", 1, key=key) for key in sdpa.MEMORY_ROWS},
         "long_context": lambda: {way: held("sdpa.whole_model", way=way) for way in sdpa.WAYS},

@@ -63,6 +63,7 @@ def targets(results: Results) -> list[Target]:
         *attention.targets(results),
         *assembly.targets(results),
         *costs.profile_targets(results),
+        *costs.direction_targets(results),
         *sdpa.targets(results),
     ]
 
@@ -87,6 +88,7 @@ def tables(results: Results) -> list[Table]:
         attention.norms_table(results),
         assembly.table(results),
         costs.profile_table(results),
+        costs.direction_table(results),
         sdpa.time_table(results),
         sdpa.memory_table(results),
         sdpa.model_table(results),
