@@ -295,7 +295,7 @@ def direction_targets(results: Results) -> list[Target]:
     return [
         Target(
             f"attribution along a direction, by {name}",
-            value(results.get("direction", {"not_run": ""}), name),
+            value(data, name),
             limit,
             True,
         )
