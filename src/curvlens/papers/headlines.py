@@ -69,6 +69,10 @@ HEADLINES = {
     "diagonal-network": ("of its row, layer 1", "layer 1 #;"),
     "zero-blocks": ("zero blocks of pairs, at most", "at most # have a zero block"),
     "training-phases": ("times as fast at first", "a random walk has 1: #;"),
+    "critical-batch": ("of the measured, one step, width 16", "one step from 50 steps of training at width 16: #"),
+    "critical-batch-simple": ("of it, one step, width 16", "one step from 50 steps of training at width 16: #"),
+    "convergence-rate": ("times the rate, no decay", "without decay, gradient descent: seen over predicted #,"),
+    "conditioning-speed": ("power, weight decay", "which sets it: #"),
     "diagonal": ("of its row, attention, Pre-LN", "attention #,"),
 }
 """For each claim: the label of the number, and the words around it. # is the number, … any words."""
