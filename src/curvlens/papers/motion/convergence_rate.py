@@ -47,7 +47,7 @@ def points(effort: Effort) -> list[Config]:
         "unembedding": {"samples": 32, "steps": 600} if effort.quick else {"samples": 128, "steps": 3000},
         "all weights": {"samples": 16, "steps": 60} if effort.quick else {"samples": 64, "steps": 400},
     }
-    return [{"part": part, **size, "seed": seed} for part, size in sizes.items() for seed in effort.repeats(2, 4)]
+    return [{"part": part, **size, "seed": seed} for part, size in sizes.items() for seed in effort.repeats(2, 6)]
 
 
 def measure(config: Config) -> Mapping[str, Any]:
@@ -180,8 +180,15 @@ def close(run: Mapping[str, Any]) -> bool:
 
 
 def always(each: Sequence[bool]) -> bool | None:
-    """Whether something is so in all repeats; None if it is in some, or if there is one repeat only."""
-    return None if len(each) < 2 or len(set(each)) > 1 else each[0]
+    """Whether something is so in all repeats: not if it is so in half of them or fewer; None between, or if there is
+    one repeat only.
+
+    >>> always([True, True]), always([True, False]), always([True, True, False]), always([True])
+    (True, False, None, None)
+    """
+    if len(each) < 2 or len(each) / 2 < sum(each) < len(each):
+        return None
+    return all(each)
 
 
 def chosen(records: Sequence[Record], part: str, **entries: Any) -> list[Mapping[str, Any]]:
