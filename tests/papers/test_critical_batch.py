@@ -86,7 +86,8 @@ def test_the_fit() -> None:
     most, critical = fitted(sizes, gain, [0.01 * x for x in gain])
     assert most == pytest.approx(0.3, rel=1e-2)
     assert critical == pytest.approx(17, rel=1e-2)
-    assert math.isnan(fitted(sizes, [-0.1, *gain[1:]], gain)[1])
+    assert fitted(sizes, [-0.01, *gain[1:]], [0.1] + [0.003] * 8)[1] == pytest.approx(17, rel=0.1)  # one is all noise
+    assert math.isnan(fitted(sizes, [-x for x in gain], gain)[1])
     assert math.isnan(fitted(sizes, [0.3] * 9, [0.01] * 9)[1])  # no critical size above 0
 
 

@@ -29,7 +29,17 @@ def test_a_seed_without_a_purpose_is_the_stream_that_stored_points_are_of() -> N
     assert torch.equal(Draws(7)(3), plain)
 
 
-TRAINED = {"depth", "training", "sink-gpt", "feedforward", "within-block", "layer-coupling", "step-sizes"}
+TRAINED = {
+    "convergence-rate",
+    "critical-batch",
+    "depth",
+    "training",
+    "sink-gpt",
+    "feedforward",
+    "within-block",
+    "layer-coupling",
+    "step-sizes",
+}
 """Draw their networks in one go, by torch's own generator; `published` as the authors do."""
 
 

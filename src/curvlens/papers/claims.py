@@ -284,6 +284,16 @@ CLAIMS = (
         f"{NOISE_SCALE}, abstract",
     ),
     Claim(
+        "convergence-rate",
+        "The spectrum of the Hessian predicts the rate of convergence: δw ← (I − ηH) δw in each step.",
+        f"{ARTICLE}, Sections 8.2 and 8.3",
+    ),
+    Claim(
+        "conditioning-speed",
+        "The condition number of the Hessian affects the speed of convergence.",
+        f"{ARTICLE}, Section 1.2",
+    ),
+    Claim(
         "convergence",
         "The loss landscape converges with the size of the data set, at the rate 1/k.",
         f"{SECOND}, abstract",

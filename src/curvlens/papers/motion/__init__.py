@@ -5,6 +5,7 @@ from curvlens.papers.motion.adam_edge import ADAM_EDGE_EXPERIMENT
 from curvlens.papers.motion.block_heterogeneity import BLOCK_HETEROGENEITY
 from curvlens.papers.motion.block_order import BLOCK_ORDER_EXPERIMENT
 from curvlens.papers.motion.conditioning import CONDITIONING
+from curvlens.papers.motion.convergence_rate import CONVERGENCE_RATE
 from curvlens.papers.motion.critical_batch import CRITICAL_BATCH
 from curvlens.papers.motion.data_convergence import DATA_CONVERGENCE
 from curvlens.papers.motion.forecast_departure import FORECAST_DEPARTURE
@@ -29,4 +30,5 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     BLOCK_HETEROGENEITY,
     FORECAST_DEPARTURE,
     GGN_TOP_TRAINING,
+    CONVERGENCE_RATE,
 )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import curvlens as cl
 from curvlens.data import Addition
 from curvlens.dynamics import convergence, forecast
-from curvlens.papers.comparisons import seeds
+from curvlens.papers.comparisons import between, seeds
 from curvlens.papers.draws import stream
 from curvlens.papers.experiment import Effort, Experiment, Number, Report
 from curvlens.papers.learners import trained
@@ -33,8 +33,12 @@ RULES: dict[str, dict[str, Any]] = {
     "Nesterov": {"momentum": 0.9, "nesterov": True},
 }
 DEPTHS = ("inputs", "layer 1", "layer 2", "last norm")
+ZERO = 1e-12
+"""Of the largest eigenvalue: rounding."""
 CLOSE = 0.1
 """Of the logarithm of the rate seen: how far a prediction may be off."""
+LEAST = 0.1
+"""The power of the condition number from which on it affects the time of convergence."""
 
 
 def points(effort: Effort) -> list[Config]:
@@ -43,7 +47,7 @@ def points(effort: Effort) -> list[Config]:
         "unembedding": {"samples": 32, "steps": 600} if effort.quick else {"samples": 128, "steps": 3000},
         "all weights": {"samples": 16, "steps": 60} if effort.quick else {"samples": 64, "steps": 400},
     }
-    return [{"part": part, **size, "seed": seed} for part, size in sizes.items() for seed in effort.repeats(2, 4)]
+    return [{"part": part, **size, "seed": seed} for part, size in sizes.items() for seed in effort.repeats(2, 6)]
 
 
 def measure(config: Config) -> Mapping[str, Any]:
@@ -75,7 +79,7 @@ def states(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
     layers: Any = model.h
     hooks = [layers[0].register_forward_pre_hook(keep("inputs"))]
     hooks += [layer.register_forward_hook(keep(f"layer {i + 1}")) for i, layer in enumerate(layers)]
-    hooks.append(model.unembed.register_forward_pre_hook(keep("last norm")))  # type: ignore[union-attr, operator]
+    hooks.append(model.unembed.register_forward_pre_hook(keep("last norm")))  # type: ignore[union-attr]
     with torch.no_grad():
         model(ids)
     for hook in hooks:
@@ -94,7 +98,8 @@ def alone(x: Tensor, y: Tensor, rule: str, condition: float | None, steps: int) 
     top = 0.5 * float(torch.linalg.eigvalsh(x.T @ x / len(x))[-1])
     decay = 0.0 if condition is None else top / condition
     path = course(lambda: F.cross_entropy(model(x), y), list(model.parameters()), 1 / (top + decay), decay, rule, steps)
-    spectrum = torch.linalg.eigvalsh(cl.hessian(problem).dense()) + decay
+    values = torch.linalg.eigvalsh(cl.hessian(problem).dense())
+    spectrum = values[values > ZERO * values[-1]] + decay  # logits that shift together: no gradient there, ever
     found = convergence(**path, spectrum=spectrum, **RULES[rule])
     return {"rule": rule, "decay": condition is not None, "condition": float(found.condition[-1]), **numbers(found)}
 
@@ -175,8 +180,15 @@ def close(run: Mapping[str, Any]) -> bool:
 
 
 def always(each: Sequence[bool]) -> bool | None:
-    """Whether something is so in all repeats; None if it is in some, or if there is one repeat only."""
-    return None if len(each) < 2 or len(set(each)) > 1 else each[0]
+    """Whether something is so in all repeats: not if it is so in half of them or fewer; None between, or if there is
+    one repeat only.
+
+    >>> always([True, True]), always([True, False]), always([True, True, False]), always([True])
+    (True, False, None, None)
+    """
+    if len(each) < 2 or len(each) / 2 < sum(each) < len(each):
+        return None
+    return all(each)
 
 
 def chosen(records: Sequence[Record], part: str, **entries: Any) -> list[Mapping[str, Any]]:
@@ -196,14 +208,9 @@ def rates(records: Sequence[Record]) -> Finding:
 
     def add(name: str, runs: Sequence[Mapping[str, Any]]) -> None:
         good = [close(run) for run in runs]
-        off = [
-            math.log(number(r["seen"])) / math.log(number(r["predicted"])) for r in runs if number(r["predicted"]) < 1
-        ]
-        said = (
-            f"log of the rate seen over predicted {min(off):.3g} to {max(off):.3g}"
-            if off
-            else "no rate below 1 predicted"
-        )
+        falls = [run for run in runs if number(run["predicted"]) < 1]
+        off = [math.log(number(run["seen"])) / math.log(number(run["predicted"])) for run in falls]
+        said = f"seen over predicted {min(off):.3g} to {max(off):.3g}" if off else "no fall is predicted"
         texts.append(f"{name}: {said}, close in {sum(good)} of {len(good)} runs")
         parts[name] = always(good)
 
@@ -218,16 +225,16 @@ def rates(records: Sequence[Record]) -> Finding:
         parted = [run["departure"] for run in runs]
         parts[name] = always([step is None for step in parted])
         ahead, first = runs[0]["ahead"], [step for step in parted if step is not None]
-        when = f"from step {min(first)} in the first" if first else "in none"
-        texts.append(
-            f"{name}: the loss parts from it by 5 % within {ahead} steps in {len(first)} of {len(runs)}, {when}"
-        )
+        when = f", first at step {min(first)}" if first else ""
+        texts.append(f"{name}: within {ahead} steps the loss parts from it in {len(first)} of {len(runs)}{when}")
     count = len({record.config["seed"] for record in records})
     if count < 2:
         parts = dict.fromkeys(parts)
     text = (
-        f"From {seeds(count)}; the rate is the factor of ‖g‖ in a step over the last half of a run, predicted by the slowest "
-        f"factor of the spectrum at its end, and close means to {CLOSE:.0%} of its logarithm. {'; '.join(texts)}."
+        f"From {seeds(count)}. The rate is the factor of ‖g‖ in a step over the last half of a run; that by the "
+        f"slowest eigenvalue at its end is close if its logarithm is right to {CLOSE:.0%}. The loss parts from the "
+        "quadratic model where they differ by 5 % of its largest change. Logarithms of the rates: "
+        f"{'; '.join(texts)}."
     )
     return judged_parts("convergence-rate", text, parts)
 
@@ -247,25 +254,19 @@ def power(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Number:
 
 def conditioning(records: Sequence[Record]) -> Finding:
     """Whether worse conditioned problems converge more slowly."""
-    seeds_ = sorted({record.config["seed"] for record in records})
+    every = sorted({record.config["seed"] for record in records})
     parts, texts = dict[str, bool | None](), list[str]()
-    for name, decay in (
-        ("with weight decay, which sets it", True),
-        ("without, between the layers that are read", False),
-    ):
-        of = [chosen(where(records, seed=seed), "unembedding", rule="gradient descent", decay=decay) for seed in seeds_]
+    for name, decay in (("with weight decay, which sets it", True), ("without, from layer to layer", False)):
+        of = [chosen(where(records, seed=seed), "unembedding", rule="gradient descent", decay=decay) for seed in every]
         found = power(of)
-        low, high = found.value - found.error, found.value + found.error
-        parts[name] = (
-            True if low > 0 else False if high <= 0 or (found.error < 0.1 and abs(found.value) < 0.1) else None
-        )
+        parts[name] = between(found, LEAST, math.inf)
         values = [number(run["condition"]) for runs in of for run in runs]
-        texts.append(
-            f"{name}: condition numbers {min(values):.2g} to {max(values):.2g}, power {found.value:.3f} ± {found.error:.3f}"
-        )
+        said = f"{found.value:.3f} ± {found.error:.3f} for {min(values):.2g} to {max(values):.2g}"
+        texts.append(f"{name}: {said}")
     text = (
-        "Time of convergence −1/log of the rate seen, as a power of the condition number on the unembedding, gradient "
-        f"descent with η = 1/λ_max; means over {seeds(len(seeds_))} with their 95 % intervals. {'; '.join(texts)}."
+        "The time of convergence, −1/log of the rate seen, grows with a power of the condition number; gradient "
+        f"descent on an unembedding. Means over {seeds(len(every))} with their 95 % intervals; {LEAST:g} and more "
+        f"counts as an effect. {'; '.join(texts)}."
     )
     return judged_parts("conditioning-speed", text, parts)
 
@@ -305,9 +306,9 @@ def chart(records: Sequence[Record]) -> Chart:
     return Chart(
         "convergence-rate",
         "How fast gradient descent settles, and what the spectrum says",
-        "Left: ‖g‖ of full-batch gradient descent, heavy ball and Nesterov, on the unembedding of a GPT with weight decay "
-        "and on all weights, in one seed. Right: 1 − rate seen over the last half of a run against 1 − rate by the "
-        f"smallest eigenvalue at its end, in all seeds; numbers below {ends[0]:g} are drawn there.",
+        "Left: ‖g‖ of full-batch gradient descent, heavy ball and Nesterov, on the unembedding of a GPT with weight "
+        "decay and on all weights, in one seed. Right: 1 − rate seen over the last half of a run against 1 − rate by "
+        f"the smallest eigenvalue at its end, in all seeds; numbers below {ends[0]:g} are drawn there.",
         panels,
     )
 

@@ -38,11 +38,11 @@ NEAR, FAR = 2.0**-16, 2.0**8
 def points(effort: Effort) -> list[Config]:
     """GPTs of two widths, early and later in their training."""
     settings = ((8, 50), (8, 200)) if effort.quick else ((8, 50), (8, 200), (16, 50))
-    samples, draws = (32, 4) if effort.quick else (256, 24)
+    samples, draws = (32, 4) if effort.quick else (128, 32)
     return [
         {"width": width, "steps": steps, "samples": samples, "draws": draws, "seed": seed}
         for width, steps in settings
-        for seed in effort.repeats(2, 4)
+        for seed in effort.repeats(2, 5)
     ]
 
 
@@ -165,18 +165,19 @@ def best(fall: Callable[[float], Tensor], rate: float) -> tuple[float, Tensor]:
 
 
 def fitted(sizes: Sequence[float], gain: Sequence[float], error: Sequence[float]) -> tuple[float, float]:
-    """M and C of gain = M/(1 + C/B), by least squares of the logarithms. NaN where nothing is gained."""
+    """M and C of gain = M/(1 + C/B), by least squares; the errors and 1 % of the gain are the weights.
+
+    NaN where nothing is gained, or where C is at an end of the range that is searched.
+    """
     B, y, e = (torch.tensor(each, dtype=torch.float64) for each in (sizes, gain, error))
-    if bool((y <= 0).any()):
-        return math.nan, math.nan
-    weights = 1 / ((e / y).square() + 1e-4)  # no mean is trusted to more than 1 %
+    weights = 1 / (e.square() + (0.01 * y).square())
     critical = torch.logspace(-1, 5, 3001, dtype=torch.float64)
-    rest = y.log() + (1 + critical[:, None] / B).log()
-    level = (rest * weights).sum(1) / weights.sum()
-    misfit = ((rest - level[:, None]).square() * weights).sum(1)
+    shape = 1 / (1 + critical[:, None] / B)
+    most = (shape * y * weights).sum(1) / (shape.square() * weights).sum(1)
+    misfit = ((y - most[:, None] * shape).square() * weights).sum(1)
     chosen = int(misfit.argmin())
-    inside = 0 < chosen < len(critical) - 1
-    return float(level[chosen].exp()), float(critical[chosen]) if inside else math.nan
+    inside = 0 < chosen < len(critical) - 1 and float(most[chosen]) > 0
+    return (float(most[chosen]), float(critical[chosen])) if inside else (math.nan, math.nan)
 
 
 # What it says
