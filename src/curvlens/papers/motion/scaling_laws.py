@@ -32,12 +32,8 @@ def report(records: Sequence[Record]) -> Report:
     records = [_with_norm(record) for record in records]
     law = loss_law(table(records, stage="best"), bootstrap=100)
     gains, beside = _gains(records), _gains(records, ["train_loss"])
-    losses, norms = (
-        everywhere(records, "best", "samples", "test_loss"),
-        everywhere(records, "best", "samples", "spectral"),
-    )
+    losses, norms = (everywhere(records, "best", "samples", name) for name in ("test_loss", "spectral"))
     sizes = {r.config["width"]: r.result["values"]["parameters"] for r in where(records, stage="best")}
-    exponents = {name: power(list(everywhere(records, "best", "samples", key).values())) for name, key in NORMS.items()}
     axes: dict[str, Any] = {"x_label": "training samples D", "x_scale": "log", "y_scale": "log"}
     fitted = [
         Curve("", each.x, [law(sizes[width], x) for x in each.x], colour=i, style="dashed", marker=False)
@@ -74,7 +70,7 @@ def report(records: Sequence[Record]) -> Report:
     )
     return Report(
         (chart,),
-        (_exponents(exponents), _explained(gains, beside)),
+        (_exponents(records), _explained(gains, beside)),
         notes=(f"The loss law of all seeds: {law}.", *marked(records, "samples", "samples")),
     )
 
@@ -97,8 +93,10 @@ def _gains(records: Sequence[Record], beside: Sequence[str] = ()) -> dict[str, R
     return {name: ratio(torch.tensor(each), torch.ones(len(each))) for name, each in found.items()}
 
 
-def _exponents(exponents: dict[str, Number]) -> Finding:
+def _exponents(records: Sequence[Record]) -> Finding:
     """Of norms and the condition number in D, over the seeds."""
+    lines = {name: everywhere(records, "best", "samples", key) for name, key in NORMS.items()}
+    exponents: dict[str, Number] = {name: power(list(each.values())) for name, each in lines.items()}
     texts = "; ".join(f"{name} D^({said(each)})" for name, each in exponents.items())
     return judged_parts(
         "scaling-exponents",
