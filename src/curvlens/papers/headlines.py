@@ -73,7 +73,7 @@ HEADLINES = {
     "conditioning-data": ("power of D, lowest loss", "at the lowest loss on other pairs D^(#);"),
     "spectrum-size": ("power of N, range, lowest loss", "on other pairs λ_max − λ_min N^(#),"),
     "scaling-exponents": ("power of D, ‖H‖₂, predicted −0.5", "spectral norm D^(#);"),
-    "scaling-explained": ("of the error, with ‖H‖₂", "the spectral norm #;"),
+    "scaling-explained": ("of the error, with ‖H‖₂", "intervals): the spectral norm #"),
 }
 """For each claim: the label of the number, and the words around it. # is the number, … any words."""
 
