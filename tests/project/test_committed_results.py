@@ -83,7 +83,7 @@ def test_every_claim_that_an_experiment_bears_on_is_judged(shown: list[Shown]) -
     assert len(judged) == len(set(judged))
     assert all(bool(f.regime) == (f.verdict == "holds when") for each in shown for f in each.report.findings)
     assert set(judged) <= {claim.name for claim in CLAIMS}
-    assert {claim.name for claim in CLAIMS} - set(judged) == {"convergence", "conditioning-data", "spectrum-size"}
+    assert {claim.name for claim in CLAIMS} - set(judged) == {"convergence"}
 
 
 def test_reference_numbers_agree(shown: list[Shown]) -> None:

@@ -55,7 +55,7 @@ def report(records: Sequence[Record]) -> Report:
         ),
         Panel(
             [_bars(gains, "beside the loss law"), _bars(beside, "beside law and training loss", 1)],
-            title="error of predicted losses, with over without curvature",
+            title="error of predictions, over without curvature",
             y_label="ratio",
             ticks=([0, 1], [r"$\|H\|_2$", r"$\lambda_1/\lambda_{10}$"]),
         ),
