@@ -92,6 +92,7 @@ HEADLINES = {
     "ggn-top-training": ("of λ_max after 100 steps", "after 100 steps #"),
     "adam-edge": ("of 38/η in the last third", "η = 0.0006 # (from"),
     "gd-edge": ("of 2/η in the last third", "η = 0.02 # (from"),
+    "scaling-explained": ("of the error, with ‖H‖₂", "intervals): the spectral norm #"),
 }
 """For each claim: the label of the number, and the words around it. # is the number, … any words."""
 

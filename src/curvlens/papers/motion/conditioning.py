@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from curvlens.papers.experiment import Experiment, Number, Report
-from curvlens.papers.motion.size_sweep import everywhere, falls, line, measure, points, power, said
+from curvlens.papers.motion.size_sweep import below, everywhere, line, measure, points, power, said
 from curvlens.papers.sizes import marked
 from curvlens.papers.sources import ARTICLE
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Panel
 from curvlens.study import Record
 
+BETTER = math.log10(0.9)
+"""The power of D at which ten times the data lower the condition number by a tenth."""
 STAGES = {"start": "before training", "best": "at the lowest loss on other pairs", "end": "after the last step"}
 
 
 def report(records: Sequence[Record]) -> Report:
     """The condition number and the effective rank against the number of samples."""
     lines = {stage: line(records, stage, "samples", "condition") for stage in STAGES}
-    exponents = {STAGES[stage]: power([each]) for stage, each in lines.items()}
-    every = power(list(everywhere(records, "samples", "condition").values()))
+    exponents = {
+        STAGES[stage]: power(list(everywhere(records, stage, "samples", "condition").values())) for stage in STAGES
+    }
     axes = {"x_label": "training samples D", "x_scale": "log", "y_scale": "log"}
     panels = [
         Panel(
@@ -45,18 +49,18 @@ def report(records: Sequence[Record]) -> Report:
         "training samples in the subspace of its ten largest eigenvalues: the whole matrix is singular.",
         panels,
     )
-    return Report((chart,), (_conditioning(exponents, every),), notes=tuple(marked(records, "samples", "samples")))
+    return Report((chart,), (_conditioning(exponents),), notes=tuple(marked(records, "samples", "samples")))
 
 
-def _conditioning(exponents: dict[str, Number], every: Number) -> Finding:
-    """Whether the exponent in D is negative, at every stage, over the seeds."""
+def _conditioning(exponents: dict[str, Number]) -> Finding:
+    """Whether the condition number falls with D, at every stage, over the seeds."""
     texts = "; ".join(f"{stage} D^({said(each)})" for stage, each in exponents.items())
     return judged_parts(
         "conditioning-data",
         "The condition number λ₁/λ₁₀ of the Gauss–Newton matrix on D training samples, as a power of D, means over "
-        f"the seeds with their 95 % intervals: {texts}. At the lowest loss, over all sizes of the model: "
-        f"D^({said(every)}). Better conditioned means a power below 0.",
-        {stage: falls(each) for stage, each in exponents.items()},
+        f"all measured sizes of the model, then over the seeds with their 95 % intervals: {texts}. Better conditioned "
+        f"means a tenth lower for ten times the data: a power below {BETTER:.3f}.",
+        {stage: below(each, BETTER) for stage, each in exponents.items()},
     )
 
 

@@ -22,11 +22,7 @@ from curvlens.study import Record
 PREDICTED, NEAR = -0.5, 0.1
 """The exponent of the article, and how near to it a measured one has to be."""
 NORMS = {"spectral norm": "spectral", "Frobenius norm": "frobenius", "condition number": "condition"}
-CURVATURE = {
-    "lambda_max": "the largest eigenvalue",
-    "frobenius": "the Frobenius norm",
-    "condition": "the condition number",
-}
+CURVATURE = {"spectral": "the spectral norm", "condition": "the condition number"}
 HELPS = 0.9
 """The error of predictions, over that without curvature, below which curvature explains something."""
 
@@ -35,10 +31,9 @@ def report(records: Sequence[Record]) -> Report:
     """Curvature and loss against the number of samples, the loss law, and predictions with and without curvature."""
     records = [_with_norm(record) for record in records]
     law = loss_law(table(records, stage="best"), bootstrap=100)
-    gains = _gains(records, list(CURVATURE))
-    losses, norms = everywhere(records, "samples", "test_loss"), everywhere(records, "samples", "spectral")
+    gains, beside = _gains(records), _gains(records, ["train_loss"])
+    losses, norms = (everywhere(records, "best", "samples", name) for name in ("test_loss", "spectral"))
     sizes = {r.config["width"]: r.result["values"]["parameters"] for r in where(records, stage="best")}
-    exponents = {name: power(list(everywhere(records, "samples", key).values())) for name, key in NORMS.items()}
     axes: dict[str, Any] = {"x_label": "training samples D", "x_scale": "log", "y_scale": "log"}
     fitted = [
         Curve("", each.x, [law(sizes[width], x) for x in each.x], colour=i, style="dashed", marker=False)
@@ -53,17 +48,16 @@ def report(records: Sequence[Record]) -> Report:
         ),
         Panel(_curves(norms, sizes), [_slope(norms)], title="spectral norm of H", y_label=r"$\|H\|_2$", **axes),
         Panel(
-            _curves(everywhere(records, "samples", "condition"), sizes),
+            _curves(everywhere(records, "best", "samples", "condition"), sizes),
             title="condition number of the top 10 of G",
             y_label=r"$\lambda_1/\lambda_{10}$",
             **axes,
         ),
         Panel(
-            [_bars(gains)],
-            title="error of predicted losses, with over without curvature",
+            [_bars(gains, "beside the loss law"), _bars(beside, "beside law and training loss", 1)],
+            title="error of predictions, over without curvature",
             y_label="ratio",
-            ticks=(list(range(len(CURVATURE))), [r"$\lambda_{\max}$", r"$\|H\|_F$", r"$\lambda_1/\lambda_{10}$"]),
-            legend=False,
+            ticks=([0, 1], [r"$\|H\|_2$", r"$\lambda_1/\lambda_{10}$"]),
         ),
     ]
     chart = Chart(
@@ -74,11 +68,9 @@ def report(records: Sequence[Record]) -> Report:
         "predicted by L = E + A/N^α + B/D^β with a power of the curvature beside it, over the same without.",
         panels,
     )
-    helpful = [name for name, each in gains.items() if each.below(HELPS)]
-    beside = _gains(records, helpful, ["train_loss"]) if helpful else {}
     return Report(
         (chart,),
-        (_exponents(exponents), _explained(gains, beside)),
+        (_exponents(records), _explained(gains, beside)),
         notes=(f"The loss law of all seeds: {law}.", *marked(records, "samples", "samples")),
     )
 
@@ -90,19 +82,21 @@ def _with_norm(record: Record) -> Record:
     return replace(record, result={**record.result, "values": {**values, "spectral": spectral}})
 
 
-def _gains(records: Sequence[Record], quantities: Sequence[str], beside: Sequence[str] = ()) -> dict[str, Ratio]:
+def _gains(records: Sequence[Record], beside: Sequence[str] = ()) -> dict[str, Ratio]:
     """The error of predictions with curvature over that without, of each seed by itself."""
     found: dict[str, list[float]] = {}
     for seed in sorted({record.config["seed"] for record in records}):
         rows = table(records, stage="best", seed=seed)
         without = left_out(rows, beside).mean()
-        for name in quantities:
+        for name in CURVATURE:
             found.setdefault(name, []).append(float(left_out(rows, [*beside, name]).mean() / without))
     return {name: ratio(torch.tensor(each), torch.ones(len(each))) for name, each in found.items()}
 
 
-def _exponents(exponents: dict[str, Number]) -> Finding:
+def _exponents(records: Sequence[Record]) -> Finding:
     """Of norms and the condition number in D, over the seeds."""
+    lines = {name: everywhere(records, "best", "samples", key) for name, key in NORMS.items()}
+    exponents: dict[str, Number] = {name: power(list(each.values())) for name, each in lines.items()}
     texts = "; ".join(f"{name} D^({said(each)})" for name, each in exponents.items())
     return judged_parts(
         "scaling-exponents",
@@ -116,14 +110,17 @@ def _explained(gains: dict[str, Ratio], beside: dict[str, Ratio]) -> Finding:
     """Whether predictions are better with curvature, over the seeds."""
     texts = "; ".join(f"{CURVATURE[name]} {each}" for name, each in gains.items())
     more = "; ".join(f"{CURVATURE[name]} {each}" for name, each in beside.items())
-    more = f"If both also know the training loss: {more}. " if more else ""
     return judged_parts(
         "scaling-explained",
         "Every setting of model and data size is left out in turn, and its test loss is predicted by L = E + A/N^α + "
         "B/D^β. The error with a power of the curvature beside it, over that without (geometric means over the seeds "
-        f"with their 95 % intervals): {texts}. {more}A curvature that explains the law would make the error smaller at "
-        f"least: a ratio below {HELPS:g}.",
-        {f"a prediction by {CURVATURE[name]}": each.below(HELPS) for name, each in gains.items()},
+        f"with their 95 % intervals): {texts}. If both also know the training loss: {more}. A curvature that explains "
+        f"the law would make the error smaller at least: a ratio below {HELPS:g}.",
+        {
+            f"a prediction by {CURVATURE[name]}{also}": each.below(HELPS)
+            for also, found in (("", gains), (" beside the training loss", beside))
+            for name, each in found.items()
+        },
     )
 
 
@@ -137,10 +134,10 @@ def _slope(lines: dict[Any, Sweep]) -> Slope:
     return Slope(PREDICTED, (first.x[0], first.x[-1]), (first.x[0], float(first.middle()[0])), r"$D^{-1/2}$")
 
 
-def _bars(gains: dict[str, Ratio]) -> Curve:
+def _bars(gains: dict[str, Ratio], label: str, colour: int = 0) -> Curve:
     x, y = list(range(len(gains))), [each.value for each in gains.values()]
     low, high = ([getattr(each, end) for each in gains.values()] for end in ("low", "high"))
-    return Curve("", x, y, low, high, style="bars")
+    return Curve(label, x, y, low, high, colour=colour, style="bars")
 
 
 SCALING = Experiment(

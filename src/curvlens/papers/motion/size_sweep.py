@@ -19,13 +19,13 @@ CHECK = 20
 
 
 def points(effort: Effort) -> list[Config]:
-    """At the lowest loss the whole grid; before training and after the last step one line along each axis."""
+    """The whole grid at the lowest loss and after the last step; before training one line along each axis."""
     widths, samples = ((2, 4, 6), (8, 32, 128)) if effort.quick else ((4, 6, 8, 12), (16, 64, 256, 1024))
     steps, seeds = (60, effort.repeats(2, 2)) if effort.quick else (400, effort.repeats(5, 5))
     grid = [(width, count) for width in widths for count in samples]
     middle = widths[len(widths) // 2], samples[len(samples) // 2]
     lines = [pair for pair in grid if pair[0] == middle[0] or pair[1] == middle[1]]
-    stages = {"best": grid, "start": lines, "end": lines}
+    stages = {"best": grid, "start": lines, "end": lines if effort.quick else grid}
     how = {"products": 8, "dense": 0} if effort.quick else {"products": 32, "dense": 320}
     return [
         {"width": width, "samples": count, "steps": 0 if stage == "start" else steps, "stage": stage, "seed": seed}
@@ -75,16 +75,17 @@ def line(records: Sequence[Record], stage: str, over: str, quantity: str) -> Swe
     return Sweep(tuple(sizes[width] for width in along.x), along.values)
 
 
-def everywhere(records: Sequence[Record], over: str, quantity: str) -> dict[Any, Sweep]:
-    """A quantity at the lowest loss along one axis, at every place of the other."""
+def everywhere(records: Sequence[Record], stage: str, over: str, quantity: str) -> dict[Any, Sweep]:
+    """A quantity at one stage along one axis, at every place of the other that was measured."""
     other = "width" if over == "samples" else "samples"
-    best = where(records, stage="best")
+    best = where(records, stage=stage)
     places = sorted({record.config[other] for record in best})
     sizes = {record.config["width"]: record.result["values"]["parameters"] for record in best}
     found = {}
     for place in places:
         along = sweep(where(best, **{other: place}), over, "values", quantity)
-        found[place] = Sweep(tuple(sizes[x] if over == "width" else x for x in along.x), along.values)
+        if len(along.x) > 1:
+            found[place] = Sweep(tuple(sizes[x] if over == "width" else x for x in along.x), along.values)
     return found
 
 
@@ -94,17 +95,17 @@ def power(lines: Sequence[Sweep]) -> Number:
     return mean("", torch.stack(slopes).mean(0).tolist())
 
 
-def rises(number: Number) -> bool | None:
-    """Whether an exponent is above 0; None if its interval does not tell."""
-    if number.value - number.error > 0:
+def above(number: Number, bound: float = 0.0) -> bool | None:
+    """Whether an exponent is above a bound; None if its interval does not tell."""
+    if number.value - number.error > bound:
         return True
-    return False if number.value + number.error < 0 else None
+    return False if number.value + number.error <= bound else None
 
 
-def falls(number: Number) -> bool | None:
-    """Whether an exponent is below 0; None if its interval does not tell."""
-    up = rises(number)
-    return None if up is None else not up
+def below(number: Number, bound: float = 0.0) -> bool | None:
+    """Whether an exponent is below a bound; None if its interval does not tell."""
+    more = above(number, bound)
+    return None if more is None else not more
 
 
 def said(number: Number) -> str:
