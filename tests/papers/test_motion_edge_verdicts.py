@@ -96,12 +96,12 @@ def course(learning: int | None, fitted: int | None) -> Result:
     return result
 
 
-def tops(first: float, later: float) -> Result:
-    """The largest eigenvalue of the Gauss–Newton part over that of the Hessian, at the start and later."""
+def tops(first: float, later: float, overlap: float = 0.9) -> Result:
+    """The largest eigenvalue of the Gauss–Newton part over that of the Hessian, at the start and later; the overlap."""
 
     def result(config: Mapping[str, Any]) -> dict[str, Any]:
         size = wavy(config, later if config["steps"] else first)
-        return {"H": 1.0, "G": size, "overlap": 0.9, "functional": 0.3}
+        return {"H": 1.0, "G": size, "overlap": wavy(config, overlap), "functional": 0.3}
 
     return result
 
@@ -152,10 +152,11 @@ CASES: list[tuple[str, Result, dict[str, str]]] = [
     ("ggn-top-training", tops(1.02, 0.98), {"ggn-top-training": YES}),
     ("ggn-top-training", tops(2.0, 0.98), {"ggn-top-training": WHEN}),
     ("ggn-top-training", tops(2.0, 0.7), {"ggn-top-training": NO}),
+    ("ggn-top-training", tops(1.02, 0.98, 0.3), {"ggn-top-training": NO}),
 ]
 
 
-NO_NUMBER = {"critical-rate", "quadratic-course"}
+NO_NUMBER = {"critical-rate", "ggn-top-training", "quadratic-course"}
 """Claims whose number is of full settings, or the word 'never'."""
 
 

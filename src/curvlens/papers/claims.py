@@ -322,24 +322,6 @@ CLAIMS = (
         f"{ARTICLE}, Section 8.3",
     ),
     Claim(
-        "edge-steps",
-        "The edge of stability is 2/η for gradient descent, 2(1+β)/η with momentum and 2(1+β₁)/((1−β₁)η) for Adam with "
-        "its preconditioner held: just below a displacement along the top eigenvector shrinks, just above it grows.",
-        f"{ADAM_EDGE} and {GD_EDGE}",
-    ),
-    Claim(
-        "adam-edge",
-        "Full-batch training with Adam takes place at the adaptive edge of stability: the preconditioned sharpness "
-        "rises to 2(1+β₁)/((1−β₁)η), 38/η at the usual β₁, and hovers about it.",
-        ADAM_EDGE,
-    ),
-    Claim(
-        "gd-edge",
-        "Full-batch training with gradient descent takes place at the edge of stability: the sharpness rises to 2/η "
-        "and hovers about it.",
-        GD_EDGE,
-    ),
-    Claim(
         "advice-adaptive",
         "Where early layers have a high condition number, an adaptive optimiser (Adam, AdaGrad) is to be used: it gets "
         "farther in as many steps.",
@@ -358,6 +340,29 @@ CLAIMS = (
         f"{ARTICLE}, Section 6.4",
     ),
     Claim(
+        "quadratic-course",
+        "Training follows the quadratic model, δw_{t+1} ≈ (I − ηH) δw_t.",
+        f"{ARTICLE}, Section 8.2",
+    ),
+    Claim(
+        "edge-steps",
+        "The edge of stability is 2/η for gradient descent, 2(1+β)/η with momentum and 2(1+β₁)/((1−β₁)η) for Adam with "
+        "its preconditioner held: just below a displacement along the top eigenvector shrinks, just above it grows.",
+        f"{ADAM_EDGE} and {GD_EDGE}",
+    ),
+    Claim(
+        "adam-edge",
+        "Full-batch training with Adam takes place at the adaptive edge of stability: the preconditioned sharpness "
+        "rises to 2(1+β₁)/((1−β₁)η), 38/η at the usual β₁, and hovers about it.",
+        ADAM_EDGE,
+    ),
+    Claim(
+        "gd-edge",
+        "Full-batch training with gradient descent takes place at the edge of stability: the sharpness rises to 2/η "
+        "and hovers about it.",
+        GD_EDGE,
+    ),
+    Claim(
         "block-order",
         "The mean curvature per parameter is ordered by role: Emb ≪ QK < FFN < VO ≪ Norm.",
         BLOCK_ORDER,
@@ -367,11 +372,6 @@ CLAIMS = (
         "The spectra of the Hessian's blocks differ more from one another in a Transformer than in a convolutional "
         "network.",
         HETEROGENEITY,
-    ),
-    Claim(
-        "quadratic-course",
-        "Training follows the quadratic model, δw_{t+1} ≈ (I − ηH) δw_t.",
-        f"{ARTICLE}, Section 8.2",
     ),
     Claim(
         "ggn-top-training",

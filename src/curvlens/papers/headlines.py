@@ -89,7 +89,7 @@ HEADLINES = {
     "block-order": ("times, FFN over QK", "FFN over QK #"),
     "block-heterogeneity": ("times the distance, with scales", "at initialisation … ratio #"),
     "quadratic-course": ("steps until it departs, gradient descent, learning", "gradient descent, while it learns: #"),
-    "ggn-top-training": ("of λ_max after 100 steps", "after 100 steps #"),
+    "ggn-top-training": ("relative difference after 800 steps", "after 800 steps #"),
     "adam-edge": ("of 38/η in the last third", "η = 0.0006 # (from"),
     "gd-edge": ("of 2/η in the last third", "η = 0.02 # (from"),
     "scaling-explained": ("of the error, with ‖H‖₂", "intervals): the spectral norm #"),

@@ -14,7 +14,7 @@ from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.full_block.matrices import matrices, rows
 from curvlens.papers.learners import trained
 from curvlens.papers.sources import BLOCK_ORDER
-from curvlens.papers.sweeps import Sweep, sweep
+from curvlens.papers.sweeps import Sweep, bars, mean, sweep
 from curvlens.papers.verdicts import Finding, judged_parts
 from curvlens.report.charts import Chart, Panel
 from curvlens.study import Config, Record
@@ -29,7 +29,7 @@ ROLES = {
 """In the published order, by the beginnings of their parameters' names."""
 MUCH = {("Emb", "QK"), ("VO", "Norm")}
 """Neighbours that are to be far apart: by more than a factor of two."""
-PARTS = {"H": "the Hessian", "G": "the Gauss–Newton matrix"}
+PARTS = ("H", "G")
 SAMPLES = 32
 
 
@@ -54,23 +54,29 @@ def report(records: Sequence[Record]) -> Report:
     """Mean curvatures over the training, and their order at its end."""
     lines = {part: {role: sweep(records, "steps", part, role) for role in ROLES} for part in PARTS}
     steps = lines["G"]["Emb"].x
-    ticks = ([float(i) for i in range(len(steps))], [f"{step:g}" for step in steps])
-    panels = []
-    for part, title in PARTS.items():
-        curves = []
-        for colour, (role, line) in enumerate(lines[part].items()):
-            if bool((line.values > 0).all()):
-                curves.append(Sweep(tuple(ticks[0]), line.values).curve(role, colour=colour))
-        name = f"tr {part} / size"
-        axes: dict[str, Any] = {"x_label": "training steps (not to scale)", "y_scale": "log", "ticks": ticks}
-        panels.append(Panel(curves, title=title, y_label=name, **axes))
+    end = [[mean("", line.values[:, -1].tolist()) for line in lines[part].values()] for part in PARTS]
+    after = Panel(
+        [bars(f"tr {part} / size", found, i) for i, (part, found) in enumerate(zip(PARTS, end, strict=True))],
+        title=f"after {steps[-1]:g} steps, in the published order",
+        y_label="mean curvature per parameter",
+        ticks=([float(i) for i in range(len(ROLES))], list(ROLES)),
+    )
+    places = [float(i) for i in range(len(steps))]
+    course = Panel(
+        [Sweep(tuple(places), line.values).curve(role, colour=i) for i, (role, line) in enumerate(lines["G"].items())],
+        title="the Gauss–Newton part",
+        x_label="training steps (not to scale)",
+        y_label="tr G / size",
+        y_scale="log",
+        ticks=(places, [f"{step:g}" for step in steps]),
+    )
     chart = Chart(
         "block-order",
         "Mean curvature per parameter, by role",
-        "A GPT of two layers that learns to add: the trace of each role's blocks over their number of parameters, of "
-        "the Hessian and of its Gauss–Newton part. A role without a line has a negative trace in some seed. Published "
-        "for language models: Emb ≪ QK < FFN < VO ≪ Norm. Geometric means over the seeds and their 95 % intervals.",
-        panels,
+        "A GPT of two layers that learns to add: the trace of each role's blocks over their number of parameters. "
+        "Published for language models: Emb ≪ QK < FFN < VO ≪ Norm. Left: of the Hessian and of its Gauss–Newton part "
+        "at the end, means over the seeds. Right: of the Gauss–Newton part, geometric means. 95 % intervals.",
+        [after, course],
     )
     return Report((chart,), (_order(lines["G"], lines["H"]),))
 
