@@ -79,7 +79,6 @@ HEADLINES = {
     "conditioning-data": ("power of D, lowest loss", "at the lowest loss on other pairs D^(#);"),
     "spectrum-size": ("power of N, range, lowest loss", "on other pairs λ_max − λ_min N^(#),"),
     "scaling-exponents": ("power of D, ‖H‖₂, predicted −0.5", "spectral norm D^(#);"),
-    "scaling-explained": ("of the error, with λ_max", "the largest eigenvalue #;"),
     "loss-falls": ("steps that lower the loss, at 0.98", "it falls in #."),
     "critical-rate": ("of λ_max after 400 steps", "after 400 steps of training # by line search"),
     "edge-steps": ("times, gradient descent at 1.02", "gradient descent … and # at 1.02"),
