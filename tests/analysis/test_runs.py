@@ -75,6 +75,26 @@ def test_interrupts_write_the_page(whole: dict[str, Any], tmp_path: Path) -> Non
     assert dict(numbers(read(tmp_path / "run"))) == dict(numbers(whole))
 
 
+def test_terminated_writes_the_page(tmp_path: Path) -> None:
+    """As a batch system ends a job: SIGTERM, some time, SIGKILL."""
+    here, out = Path(__file__).parent, tmp_path / "run"
+    code = tmp_path / "mine.py"
+    code.write_text(
+        f"import sys\nsys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]\nfrom subjects import problem as made\n"
+    )
+    command = [sys.executable, "-m", "curvlens", "analyze", f"{code}:made", "--budget", "1h", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    started = time.monotonic()
+    # The clock and the start are stored before the plan, when there is nothing for a page yet.
+    while len(list(out.glob("*.jsonl"))) < 3 and process.poll() is None and time.monotonic() - started < 120:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert read(out)["ended"] == "interrupted"
+    assert "interrupted" in (out / "index.html").read_text()
+
+
 def test_a_larger_budget_refines(whole: dict[str, Any], tmp_path: Path) -> None:
     coarse = cl.analyze(problem(), tmp_path / "run", "100 gradients").content
     rows = {file.name: file.read_text() for file in (tmp_path / "run").glob("*.jsonl")}

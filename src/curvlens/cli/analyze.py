@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shlex
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ def show_analysis(wanted: Wanted) -> bool:
     state = None if wanted.optimizer is None else _state(wanted.optimizer)
     posed = pose(wanted.options)
     say(posed)
-    with _told(err) as told:
+    with _told(err) as told, _terminated_as_interrupted():
 
         def announce(plan: Plan) -> None:
             told.stop()
@@ -79,6 +80,16 @@ def show_analysis(wanted: Wanted) -> bool:
         return True
     _show(analysis, console)
     return bool(analysis.content["ended"] != "interrupted")
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, which batch systems send before they kill, ends an analysis as Ctrl-C does: with its page."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _show(analysis: Analysis, console: Console) -> None:
