@@ -39,6 +39,16 @@ TRAINED = {
     "within-block",
     "layer-coupling",
     "step-sizes",
+    "data-convergence",
+    "second-order",
+    "scaling",
+    "step-edge",
+    "adam-edge",
+    "recommendations",
+    "block-order",
+    "block-heterogeneity",
+    "forecast-departure",
+    "ggn-top-training",
 }
 """Draw their networks in one go, by torch's own generator; `published` as the authors do."""
 

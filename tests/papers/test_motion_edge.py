@@ -105,7 +105,7 @@ def test_the_fraction_of_the_edge_is_that_of_the_dense_hessian(rule: str) -> Non
     lr, task = 1e-3, Addition(digits=2)
     found = adam_edge.measure({"rule": rule, "lr": lr, "steps": 3, "every": 3, "seed": 1})
     model = trained(task, seed=1, steps=0, n_layer=1, d_model=4, d_mlp=8)
-    problem = cl.Problem(model, [task.batch(8, seed=1)], cl.losses.CrossEntropy())
+    problem = cl.Problem(model, [task.batch(8, seed=stream(1, "sequences"))], cl.losses.CrossEntropy())
     theta, m, v = problem.theta.clone(), torch.zeros_like(problem.theta), torch.zeros_like(problem.theta)
     for t in range(1, 4):
         g = problem.with_params(theta).gradient()
@@ -218,7 +218,7 @@ def test_forecasts_depart_where_those_of_the_dense_hessian_do(monkeypatch: pytes
     found = forecast_departure.measure({"state": "learning", "steps": steps, "seed": 1})
     task = Addition(digits=2)
     model = trained(task, seed=1, steps=0, n_layer=1, d_model=4, d_mlp=8)
-    problem = cl.Problem(model, [task.batch(8, seed=1)], cl.losses.CrossEntropy())
+    problem = cl.Problem(model, [task.batch(8, seed=stream(1, "sequences"))], cl.losses.CrossEntropy())
     step_edge.fitted(problem, 20)
     g, H, loss = problem.gradient(), cl.hessian(problem).dense(), problem.loss()
     top = float(torch.linalg.eigvalsh(H)[-1])

@@ -13,6 +13,7 @@ from torch import Tensor
 import curvlens as cl
 from curvlens.data import Addition
 from curvlens.papers.comparisons import between, ratio
+from curvlens.papers.draws import stream
 from curvlens.papers.experiment import Effort, Experiment, Number, Report
 from curvlens.papers.learners import trained
 from curvlens.papers.sources import ADAM_EDGE, GD_EDGE
@@ -48,7 +49,7 @@ def measure(config: Config) -> Mapping[str, Any]:
     """The largest eigenvalue as a fraction of the optimiser's edge while it trains, and the loss."""
     task, seed, count = Addition(digits=2), config["seed"], config["steps"]
     model = trained(task, seed=seed, steps=0)
-    x, y = task.batch(SAMPLES, seed=seed)
+    x, y = task.batch(SAMPLES, seed=stream(seed, "sequences"))
     problem = cl.Problem(model, [(x, y)], cl.losses.CrossEntropy())
     make = torch.optim.Adam if config["rule"] == "adam" else torch.optim.SGD
     optimizer = make(model.parameters(), lr=config["lr"])

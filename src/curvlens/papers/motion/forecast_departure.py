@@ -10,6 +10,7 @@ from torch import Tensor
 
 import curvlens as cl
 from curvlens.data import Addition
+from curvlens.papers.draws import stream
 from curvlens.papers.experiment import Effort, Experiment, Report
 from curvlens.papers.learners import trained
 from curvlens.papers.motion.step_edge import fitted, make
@@ -42,7 +43,8 @@ def measure(config: Config) -> Mapping[str, Any]:
     """For each rule and fraction of its edge: when forecast and truth part, and how far apart they are."""
     task, (learned, samples) = Addition(digits=2), STATES[config["state"]]
     model = trained(task, seed=config["seed"], steps=0)
-    problem = cl.Problem(model, [task.batch(samples, seed=config["seed"])], cl.losses.CrossEntropy())
+    batch = task.batch(samples, seed=stream(config["seed"], "sequences"))
+    problem = cl.Problem(model, [batch], cl.losses.CrossEntropy())
     moments = fitted(problem, learned)
     found: dict[str, Any] = {"loss": problem.loss()}
     for rule in RULES:

@@ -12,6 +12,7 @@ import curvlens as cl
 from curvlens.data import Addition
 from curvlens.dynamics.update import next_step
 from curvlens.papers.comparisons import between, ratio
+from curvlens.papers.draws import stream
 from curvlens.papers.experiment import Effort, Experiment, Number, Report
 from curvlens.papers.learners import trained
 from curvlens.papers.shown import with_error
@@ -49,7 +50,7 @@ def measure(config: Config) -> Mapping[str, Any]:
     """The way of a small displacement beside the edge; or the loss after one step, and the critical learning rate."""
     task, seed = Addition(digits=2), config["seed"]
     model = trained(task, seed=seed, steps=config.get("stage", 0))
-    batch = task.batch(SAMPLES if "stage" in config else FITTED, seed=seed)
+    batch = task.batch(SAMPLES if "stage" in config else FITTED, seed=stream(seed, "sequences"))
     problem = cl.Problem(model, [batch], cl.losses.CrossEntropy())
     if "stage" in config:
         return single(problem)
