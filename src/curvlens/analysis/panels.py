@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -253,8 +254,8 @@ def _tokens(vector: Document) -> list[Content]:
         rows.append(
             [
                 f"{token['sample']}:{token['position']}",
-                text,
-                str(token.get("label_text", token.get("label", ""))),
+                _visible(text),
+                _visible(str(token.get("label_text", token.get("label", "")))),
                 *numbers,
             ]
         )
@@ -267,6 +268,16 @@ def _tokens(vector: Document) -> list[Content]:
         "in nats."
     )
     return [Prose(words), Table(columns, rows, "tokens", filtered=False)]
+
+
+def _visible(text: str) -> str:
+    """With signs for the white space that a page would not show: line breaks, tabs, spaces at the ends or in a row.
+
+    >>> _visible(" a b\\n")
+    '␣a b↵'
+    """
+    seen = re.sub(r"^ +| +$| {2,}", lambda found: "␣" * len(found[0]), text)
+    return seen.replace("\r", "").replace("\n", "↵").replace("\t", "⇥")
 
 
 def _origin(content: Document) -> Section:
@@ -303,8 +314,14 @@ def _parts(content: Document) -> list[dict[str, Any]]:
 
 
 def _depth_records(content: Document) -> list[dict[str, Any]]:
+    """Layers by their names on the other panels: "h.0", and not the module's path "transformer.h.0"."""
+    layers = [block["layer"] for block in content["blocks"] if block["layer"] is not None]
+
+    def named(path: str) -> str:
+        return next((layer for layer in layers if f".{path}".endswith(f".{layer}")), path)
+
     return [
-        {"layer": path, "operator": letter, **numbers["trace"]}
+        {"layer": named(path), "operator": letter, **numbers["trace"]}
         for path, sizes in content["depth"].items()
         for letter, numbers in sizes.items()
         if numbers["trace"]["value"] is not None
