@@ -40,7 +40,7 @@ def report(records: Sequence[Record]) -> Report:
         )
     ]
     chart = Chart(
-        "spectrum_size",
+        "spectrum-size",
         "Spectra and the size of the model",
         "GPTs of several widths learn to add from equally many samples. The Hessian is that of the loss on these.",
         panels,
