@@ -182,6 +182,8 @@ def test_bad_input() -> None:
         forecast(problem, cl.dynamics.SGD(0.1), 3, products=2.5)  # type: ignore[arg-type]
     with pytest.raises(cl.CurvlensError, match="no second moments yet"):
         forecast(problem, torch.optim.Adam(problem.model.parameters()), 3)
+    with pytest.raises(cl.CurvlensError, match="batch=1000, but the data has 80 samples"):
+        forecast(problem, cl.dynamics.SGD(0.1), 3, batch=1000)
     with pytest.raises(cl.CurvlensError, match="batch= knows SGD"):
         forecast(problem, cl.dynamics.Adam(1e-3), 3, batch=4)
     two = cl.Problem(small.gpt(), small.tokens_and_labels(2), cl.losses.CrossEntropy())
@@ -189,6 +191,60 @@ def test_bad_input() -> None:
     groups: list[dict[str, Any]] = [{"params": parameters[:3], "momentum": 0.5}, {"params": parameters[3:]}]
     with pytest.raises(cl.CurvlensError, match="groups differ"):
         forecast(two, torch.optim.SGD(groups, lr=0.1, momentum=0.9), 3)
+
+
+def test_parameters_of_different_age() -> None:
+    """Steps of which no one function of H is made: bias corrections, and momentum that one parameter has not yet."""
+    problem = cl.Problem(small.gpt(), small.tokens_and_labels(2), cl.losses.CrossEntropy())
+    names, parameters = zip(*problem.model.named_parameters(), strict=True)
+
+    def stepped(make: Make, later: bool) -> torch.optim.Optimizer:
+        optimizer = make(problem.model)
+        start = [p.detach().clone() for p in parameters]
+        for first in (True, False):
+            for p in parameters[1 if first and later else 0 :]:
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for p, old in zip(parameters, start, strict=True):
+                p.copy_(old)
+        return optimizer
+
+    def adam(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    with pytest.raises(cl.CurvlensError, match="have taken 1 to 2 steps"):
+        forecast(problem, stepped(adam, later=True), 2)
+    assert forecast(problem, stepped(adam, later=False), 2, check=0).rule == "Adam"
+
+    damped = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, dampening=0.5)
+    for p in parameters[1:]:
+        p.grad = torch.zeros_like(p)
+    damped.step()
+    with pytest.raises(cl.CurvlensError, match=f"'{names[0]}' of the optimiser have no momentum yet"):
+        forecast(problem, damped, 2)
+
+
+def test_fresh_and_described() -> None:
+    """Second moments that were taken and not given are said; fresh=True is the description."""
+    problem = quadratic()
+    fresh = forecast(problem, torch.optim.Adam(problem.model.parameters(), lr=0.01), 5, fresh=True)
+    described = forecast(problem, cl.dynamics.Adam(0.01), 5)
+    torch.testing.assert_close(fresh.losses, described.losses)
+    assert "taken as g²" in fresh.note
+    assert "taken as g²" in described.note
+    given = cl.dynamics.Adam(0.01, second_moment=problem.gradient().square())
+    assert forecast(problem, given, 5).note == ""
+
+
+def test_a_model_without_a_minimum_is_said() -> None:
+    assert forecast(quadratic(), cl.dynamics.SGD(0.1), 50).note == ""  # convex
+    gpt = cl.Problem(small.gpt(), small.tokens_and_labels(2), cl.losses.CrossEntropy())
+    assert float(torch.linalg.eigvalsh(cl.hessian(gpt).dense())[0]) < 0
+    found = forecast(gpt, cl.dynamics.SGD(20.0), 60, check=2)
+    assert "has no minimum" in found.note
+    assert "without limit" in repr(found)
 
 
 def test_groups_with_other_rates_and_decay() -> None:

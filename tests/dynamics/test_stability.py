@@ -33,6 +33,9 @@ RULES: dict[str, Make] = {
 PRECONDITIONED: dict[str, Make] = {
     "Adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.1, betas=(0.9, 0.99)),
     "Adam with decay": lambda m: torch.optim.Adam(m.parameters(), lr=0.1, betas=(0.5, 0.99), weight_decay=0.4),
+    "Adam with decay apart": lambda m: torch.optim.Adam(
+        m.parameters(), lr=0.1, betas=(0.9, 0.999), weight_decay=0.7, decoupled_weight_decay=True
+    ),
     "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=0.1, betas=(0.9, 0.999), weight_decay=0.7),
     "RMSprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.1),
     "RMSprop with momentum": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.1, momentum=0.6, weight_decay=0.2),
@@ -377,6 +380,13 @@ def test_wrong_optimizers() -> None:
         cl.stability(problem, torch.optim.SGD(parameters, lr=0.1, maximize=True))
     with pytest.raises(cl.CurvlensError, match="takes no gradient at all"):
         cl.stability(problem, torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=1.0))
+    with pytest.raises(cl.CurvlensError, match=r"momentum=1\.5, expected 0 to below 1"):
+        cl.stability(problem, torch.optim.SGD(parameters, lr=0.1, momentum=1.5))
+    with pytest.raises(cl.CurvlensError, match="momentum=1, expected 0 to below 1"):
+        cl.stability(problem, dynamics.SGD(0.1, momentum=1.0))
+    of_gpt = gpt_problem()
+    with pytest.raises(cl.CurvlensError, match=r"Muon.*no edge"):  # and not that it moves a part only
+        cl.stability(of_gpt, muon_and_adamw(of_gpt.model)[0])
     with pytest.raises(cl.CurvlensError, match="the decay alone diverges"):
         cl.stability(problem, stepped(problem, torch.optim.AdamW(parameters, lr=1.0, weight_decay=2.5)))
     with pytest.raises(cl.CurvlensError, match="above 0"):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlens.dynamics.optimizers import MOMENTS, Group
+from curvlens.dynamics.optimizers import MOMENTS, NO_EDGE, Group
 from curvlens.errors import CurvlensError
 
 
@@ -71,10 +71,7 @@ def edges(group: Group) -> dict[str, Edge]:
 def require_edge(group: Group) -> None:
     """Raise for an optimiser whose step is no linear function of the gradient."""
     if group.kind == "Muon":
-        raise CurvlensError(
-            "Muon orthogonalises its step, so it has no preconditioner P and no edge of stability. Measure along its "
-            "step: cl.dynamics.next_step(problem, optimizer) gives the directional sharpness and the critical step."
-        )
+        raise CurvlensError(NO_EDGE)
 
 
 def conventions(groups: list[Group]) -> str:

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from curvlens.dynamics.edge import edges, flattened, require_edge
+from curvlens.dynamics.fresh import begun
 from curvlens.dynamics.krylov import Krylov, krylov
 from curvlens.dynamics.noisy import added_loss
-from curvlens.dynamics.optimizers import Group, read
+from curvlens.dynamics.optimizers import Group, assumed, read
 from curvlens.dynamics.provenance import provenance
+from curvlens.dynamics.separated import Separated
 from curvlens.dynamics.stepping import WITHOUT_MOMENTUM, Copies
-from curvlens.errors import CurvlensError, NonFiniteLossError
+from curvlens.errors import CurvlensError, NonFiniteLossError, listing
 from curvlens.linalg.counted import whole
 from curvlens.operators import hessian
 from curvlens.operators.base import Progress
@@ -32,6 +34,10 @@ from curvlens.surroundings import as_found
 
 AGREEMENT = 0.05
 """Of the largest change so far: how far forecast and true loss may differ."""
+CORRECTED = 1e-6
+"""How far the bias corrections of one group may differ."""
+GROWTH = 100.0
+"""Of a displacement along negative curvature within the forecast: from there on it is said."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ def forecast(
     samples: int = 32,
     seed: int = 0,
     order: Any = None,
+    fresh: bool = False,
     progress: Progress | None = None,
 ) -> Forecast:
     """Loss and distance of an optimiser on the quadratic model at θ, and the step at which the true loss parts from it.
@@ -112,7 +119,7 @@ def forecast(
             covariance of single-sample gradients at θ.
         samples: samples whose gradients stand for that covariance, with 12 products each.
         seed: for their draw.
-        order: names for a state dict, as in `curvlens.stability`.
+        order, fresh: as in `curvlens.stability`.
         progress: called as ``progress(done, total)`` after every product and every true step.
 
     >>> model = torch.nn.Linear(1, 1, bias=False).double()
@@ -126,7 +133,10 @@ def forecast(
     steps = _whole(steps, "steps", 1)
     degree = min(steps, 50) if products is None else _whole(products, "products", 1)
     true = steps if check is None else min(_whole(check, "check", 0), steps)
-    groups = read(problem, optimizer, order)
+    groups = read(problem, optimizer, order, fresh=fresh, edged=True)
+    groups, note = begun(problem, groups) if fresh else (groups, "")
+    if batch is not None:
+        _batch(problem, batch)
     g, theta = problem.gradient(), problem.theta
     rule, scale, decay, momentum = _rule(problem, groups, g)
     done, planned = 0, degree + true
@@ -161,6 +171,9 @@ def forecast(
     losses = problem.loss() + losses
     mean, error, more = _with_noise(problem, rule, product, scale, losses, batch, samples, seed, decay is None, tick)
     true_losses, true_distances, status = _true(problem, groups, g, losses, true, tick)
+    ended = ""
+    if status is not Status.COMPLETE:
+        ended = f"interrupted after {len(true_losses) - 1} of {true} steps of the optimiser"
     return Forecast(
         rule=groups[0].kind,
         losses=losses,
@@ -175,10 +188,26 @@ def forecast(
         mean=mean,
         mean_error=error,
         batch=batch,
-        note=""
-        if status is Status.COMPLETE
-        else f"interrupted after {len(true_losses) - 1} of {true} steps of the optimiser",
+        note="; ".join(filter(None, (note, assumed(optimizer), _bottomless(space.T, steps), ended))),
         provenance=provenance(problem),
+    )
+
+
+def _batch(problem: Problem, batch: Any) -> None:
+    """Raise unless it is a number of samples that the data has."""
+    size, count = _whole(batch, "batch", 1), Separated(problem, 1).count
+    if size > count:
+        raise CurvlensError(f"batch={size}, but the data has {count} samples. Expected 1 to {count}.")
+
+
+def _bottomless(T: Tensor, steps: int) -> str:
+    """A note if negative curvature, in steps of learning rate 1, makes the model fall without end within the steps."""
+    lowest = float(torch.linalg.eigvalsh(T)[0]) if len(T) else 0.0
+    if lowest >= 0 or steps * math.log1p(-lowest) < math.log(GROWTH):
+        return ""
+    return (
+        f"the quadratic model has no minimum: along negative curvature steps grow {1 - lowest:.3g}-fold each time and "
+        "the loss falls without limit, so only the steps before the true loss parts mean anything"
     )
 
 
@@ -197,7 +226,7 @@ def _with_noise(
     """The mean loss with noisy gradients, its error, and products; None if no batch was given."""
     if batch is None:
         return None, None, 0
-    size = _whole(batch, "batch", 1)
+    size = int(batch)
     if rule.kind != "SGD" or not plain or rule.intake != 1:
         raise CurvlensError(
             "batch= knows SGD with or without momentum, without dampening and weight decay. Describe it: "
@@ -246,7 +275,7 @@ def _rule(problem: Problem, groups: list[Group], g: Tensor) -> tuple[Rule, Tenso
     rule = rules.pop()
     scales, decays, moments = dict[str, Tensor | float](), dict[str, Tensor | float](), dict[str, Tensor | float]()
     start = problem.layout.unflatten(g.double())
-    filled = False
+    filled, waiting = False, list[str]()
     for group in groups:
         for name, edge in edges(group).items():
             lr = group.options["lr"] if group.kind in ("Adam", "AdamW") else edge.lr
@@ -256,10 +285,17 @@ def _rule(problem: Problem, groups: list[Group], g: Tensor) -> tuple[Rule, Tenso
             if held is not None and group.kind == "RMSprop" and edge.P is not None:
                 held = held * edge.P  # torch divides before it adds to the momentum
             filled = filled or held is not None
+            waiting += [name] if held is None else []
             moments[name] = 0.0 if held is None else held
     scale = flattened(problem, scales)
     decay = flattened(problem, decays) if any(isinstance(d, Tensor) or d for d in decays.values()) else None
     momentum = flattened(problem, moments) if filled and rule.beta else None
+    if momentum is not None and rule.fresh and rule.intake != 1 and waiting:
+        raise CurvlensError(
+            f"{listing(waiting)} of the optimiser have no momentum yet and others do. torch fills an empty one with "
+            "the whole first gradient, whatever the dampening, so that a step is not one function of H. Take one more "
+            "step in which all parameters have a gradient."
+        )
     return replace(rule, fresh=rule.fresh and not filled), scale, decay, momentum
 
 
@@ -284,6 +320,12 @@ def _one(group: Group) -> Rule:
         beta = options["betas"][0]
         known = [float(state["step"]) for state in group.state.values() if "step" in state]
         done = max(known) if known else math.inf
+        if known and beta ** (min(known) + 1) - beta ** (done + 1) > CORRECTED:
+            raise CurvlensError(
+                f"The parameters of group {group.index} have taken {min(known):g} to {done:g} steps, so that their "
+                "bias corrections differ and a step is not one function of H. Take more steps first, or give a "
+                "problem with the parameters of equal age."
+            )
         shrink = options["lr"] * options.get("weight_decay", 0.0) if kind == "AdamW" else 0.0
         return Rule("Adam", beta, 1 - beta, False, False, done, shrink)
     if kind == "SGD":

@@ -25,6 +25,10 @@ CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 """The optimisers whose groups and state are read here."""
 EDGED = tuple(kind for kind in CLASSES if kind != "Muon")
 """Those that have an edge of stability."""
+NO_EDGE = (
+    "Muon orthogonalises its step, so it has no preconditioner P and no edge of stability. Measure along its step: "
+    "cl.dynamics.next_step(problem, optimizer) gives the directional sharpness and the critical step."
+)
 KNOWN = (
     f"Known are torch.optim.{', '.join(EDGED)}, their state dicts, lists of them, and cl.dynamics.SGD, Adam and AdamW"
 )
@@ -54,11 +58,13 @@ class Group:
     """By parameter name, as torch has it."""
 
 
-def read(problem: Problem, optimizer: object, order: Sequence[str] | None, *, fresh: bool = False) -> list[Group]:
+def read(
+    problem: Problem, optimizer: object, order: Sequence[str] | None, *, fresh: bool = False, edged: bool = False
+) -> list[Group]:
     """The groups of an optimiser, or of its state dict, or of a description, that move parameters of the problem.
 
     ``optimizer`` may be a list: each of them moves some of the parameters. With ``fresh`` second moments may be
-    missing.
+    missing. With ``edged`` all of them must have an edge of stability.
     """
     given = members(optimizer)
     if len(given) == 1 and isinstance(given[0], Described):
@@ -70,6 +76,8 @@ def read(problem: Problem, optimizer: object, order: Sequence[str] | None, *, fr
     groups = [group for each in found for group in each]
     if len(given) > 1:
         groups = [replace(group, index=index) for index, group in enumerate(groups)]
+    if edged and any(group.kind == "Muon" for group in groups):
+        raise CurvlensError(NO_EDGE)
     require_moved(problem, [name for group in groups for name in group.names])
     for group in groups:
         _check(problem, group, fresh=fresh)
@@ -79,6 +87,14 @@ def read(problem: Problem, optimizer: object, order: Sequence[str] | None, *, fr
             "begins so: ask after its first step, or describe the rule: cl.dynamics.AdamW(lr=1e-3)."
         )
     return groups
+
+
+def assumed(optimizer: object) -> str:
+    """A note on a description of Adam that leaves its second moments out."""
+    rule = optimizer[0] if isinstance(optimizer, (list, tuple)) and optimizer else optimizer
+    if not isinstance(rule, (Adam, AdamW)) or rule.second_moment is not None:
+        return ""
+    return "second moments taken as g² at this point, as after many steps here; give second_moment= or an optimiser"
 
 
 def members(optimizer: object) -> list[Any]:
@@ -155,12 +171,14 @@ def _of_optimizer(problem: Problem, optimizer: Any) -> list[Group]:
     kind = type(optimizer).__name__
     if CLASSES.get(kind) is not type(optimizer):
         raise CurvlensError(
-            f"The optimiser is {a_kind(optimizer)}, whose edge of stability is not known here. {KNOWN}. For others "
-            "give the diagonal P by hand, cl.dynamics.Preconditioned(lr, P, factor=2), or measure along the step: "
+            f"The optimiser is {a_kind(optimizer)}, whose rule is not known here. {KNOWN}. For others give the "
+            "diagonal P by hand, cl.dynamics.Preconditioned(lr, P, factor=2), or measure along the step: "
             "cl.dynamics.next_step(problem, optimizer)."
         )
     names = {id(p): name for name, p in problem._evaluation.parameters().items()}
     groups = []
+    decoupled = kind == "Adam" and any(group.get("decoupled_weight_decay") for group in optimizer.param_groups)
+    kind = "AdamW" if decoupled else kind
     for index, group in enumerate(optimizer.param_groups):
         own = {names[id(p)]: p for p in group["params"] if id(p) in names}
         state = {name: dict(optimizer.state[p]) for name, p in own.items() if p in optimizer.state}
@@ -253,7 +271,7 @@ def _check(problem: Problem, group: Group, *, fresh: bool = False) -> None:
         )
         raise CurvlensError(
             f"{group.kind} has {what}: a parameter gets one in its first step with a gradient. Take a step of the "
-            "optimiser first, or give fresh=True, which takes g² at this point in their place."
+            "optimiser first, or give fresh=True to stability or forecast, which takes g² at this point in their place."
         )
     for name, state in group.state.items():
         for key, value in state.items():
@@ -278,6 +296,11 @@ def _check_options(group: Group) -> None:
         value = group.options.get(name, 0.0)
         if not _number(value) or (value < 0 and name != "dampening"):
             raise CurvlensError(f"Group {group.index} of the optimiser has {name}={value!r}, expected a number from 0.")
+    if group.options.get("momentum", 0.0) >= 1:
+        raise CurvlensError(
+            f"Group {group.index} of the optimiser has momentum={group.options['momentum']:g}, expected 0 to below 1: "
+            "from 1 on old gradients never fade."
+        )
     betas = group.options.get("betas", (0.0, 0.0))
     if not isinstance(betas, tuple) or len(betas) != 2 or not all(_number(beta) and 0 <= beta < 1 for beta in betas):
         raise CurvlensError(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvlens.dynamics.edge import Edge, conventions, edges, flattened
 from curvlens.dynamics.fresh import begun
-from curvlens.dynamics.optimizers import Group, read
+from curvlens.dynamics.optimizers import Group, assumed, read
 from curvlens.dynamics.update import updated
 from curvlens.linalg.eigs import eigs
 from curvlens.linalg.vectors import norm
@@ -40,6 +40,9 @@ def stability(
 ) -> Stability:
     """λ_max(P̃^-½ H P̃^-½) for the optimiser as it is now: 1 is the edge of stability of the quadratic model.
 
+    The edge bounds positive curvature. Along negative curvature the quadratic model falls without end at any learning
+    rate, which no edge shows; `curvlens.dynamics.forecast` does.
+
     P̃ = P c/η for each parameter, with its learning rate η, its preconditioner P (1, or √v̂ + ε) and the largest stable
     η λ of its rule, c: 2 for gradient descent, 2(1+β)/(1−d) with momentum β and dampening d, 2(1+β)/(1+2β) with
     Nesterov's, (1+β₁)(2−ηγ)/(1−β₁) for Adam and AdamW. Groups may differ in all of it. Weight decay γ in the gradient
@@ -67,7 +70,7 @@ def stability(
     (1.0, 1.333333333, 0.75)
     """
     require_problem(problem, "stability")
-    own = read(problem, optimizer, order, fresh=fresh)
+    own = read(problem, optimizer, order, fresh=fresh, edged=True)
     groups, note = begun(problem, own) if fresh else (own, "")
     found = {name: edge for group in groups for name, edge in edges(group).items()}
     scale = flattened(problem, {name: edge.scale(name) for name, edge in found.items()})
@@ -104,14 +107,14 @@ def stability(
         tol=tol,
         status=top.status,
         update=updated(problem, own) if update else None,
-        note="; ".join(filter(None, (note, top.note))),
+        note="; ".join(filter(None, (note, assumed(optimizer), top.note))),
         provenance=top.provenance,
     )
 
 
 def require_edges(problem: Problem, optimizer: Any) -> None:
     """Raise for an optimiser whose edge cannot be computed, before anything is."""
-    groups, _ = begun(problem, read(problem, optimizer, None, fresh=True))
+    groups, _ = begun(problem, read(problem, optimizer, None, fresh=True, edged=True))
     for group in groups:
         edges(group)
 

@@ -12,6 +12,9 @@ from curvlens.errors import printable
 from curvlens.results.base import Provenance, Result, require_tensors
 from curvlens.results.status import Status
 
+HUGE = 1e4
+"""Times the loss: from there on a forecast is not a number to read."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Forecast(Result):
@@ -65,6 +68,13 @@ class Forecast(Result):
             for t in range(len(self.losses))
         ]
 
+    def _end(self) -> str:
+        """The last loss, or that there is none that means anything."""
+        first, last = float(self.losses[0]), float(self.losses[-1])
+        if abs(last) <= HUGE * max(abs(first), 1.0):
+            return f"→ {last:.6g}"
+        return f"→ without limit, {'up' if last > 0 else 'down'} to {last:.1e}"
+
     def __repr__(self) -> str:
         last = len(self.losses) - 1
         checked = len(self.true_losses) - 1
@@ -77,7 +87,7 @@ class Forecast(Result):
         noisy = "" if self.mean is None else f", {float(self.mean[-1]):.6g} on average with batches of {self.batch}"
         note = f"; {self.note}" if self.note else ""
         return printable(
-            f"Forecast({self.rule}: loss {float(self.losses[0]):.6g} → {float(self.losses[-1]):.6g} after {last} steps"
+            f"Forecast({self.rule}: loss {float(self.losses[0]):.6g} {self._end()} after {last} steps"
             f"{noisy}; {true}; {self.products} products{note})"
         )
 
