@@ -16,6 +16,7 @@ import curvlens as cl
 import small
 from curvlens.data import Addition
 from curvlens.dynamics import landscape, per_sample
+from curvlens.dynamics.landscape import _holds
 from curvlens.dynamics.per_sample import measured
 from curvlens.dynamics.separated import Separated
 from curvlens.papers.learners import trained
@@ -205,7 +206,12 @@ def test_a_gpt_is_quadratic_nearby_only() -> None:
 def test_bad_input() -> None:
     problem = regression(20)
     for options, message in (
-        ({"radii": -1.0}, "positive numbers"),
+        ({"radii": -1.0}, r"radii=-1\.0, expected numbers from"),
+        ({"radii": None}, "radii=None"),
+        ({"radii": "0.1"}, r"radii='0\.1'"),
+        ({"radii": [0.1, 1e100]}, "to 1e"),
+        ({"ks": "many"}, "ks='many'"),
+        ({"radii": 0.1, "basis": torch.ones(0, 6, dtype=D)}, r"shape \(0, 6\)"),
         ({"around": "cube"}, "around='cube'"),
         ({"ks": [30]}, "from 1 to 19: the data has 20 samples"),
         ({"orders": 3}, "orders=3"),
@@ -222,6 +228,60 @@ def test_bad_input() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::curvlens.CurvlensWarning")  # of low precision
+def test_no_samples() -> None:
+    model = nn.Linear(6, 1).double()
+    with pytest.raises(cl.CurvlensError, match="no samples"):
+        landscape(cl.Problem(model, (torch.zeros(0, 6, dtype=D), torch.zeros(0, 1, dtype=D)), cl.losses.MSE()))
+
+
+def test_one_number_is_a_list_of_one() -> None:
+    found = landscape(regression(20), torch.tensor(0.1), ks=4, orders=20, points=2)  # type: ignore[arg-type]
+    assert found.k.tolist() == [4]
+    assert found.radii.tolist() == pytest.approx([0.1])
+
+
+def test_the_error_by_probes() -> None:
+    """Over many draws of probes: about as large as the distance from the exact moments; and the radius is not told."""
+    problem = regression(24, seed=1)
+    make: dict[str, Any] = {"ks": [4, 12], "orders": 20, "points": 2}
+    exact = landscape(problem, 1.0, basis=torch.eye(6, dtype=D), **make)
+    assert exact.second_error is not None
+    assert not bool(exact.second_error.any())
+    found = [landscape(problem, 1.0, probes=6, seed=seed, **make) for seed in range(30)]
+    same = [landscape(problem, 1.0, basis=torch.eye(6, dtype=D), seed=seed, **make) for seed in range(30)]
+    off = torch.stack([(a.second - b.second) for a, b in zip(found, same, strict=True)])
+    errors = torch.stack([each.second_error for each in found if each.second_error is not None])
+    assert bool(((off.square().mean(0) / errors.square().mean(0)).log().abs() < math.log(3)).all())
+    assert float((off.abs() <= 3 * errors).double().mean()) > 0.85
+
+    few = landscape(problem, 0.01, probes=2, **make)
+    assert few.second_error is not None
+    assert bool(few.second_error.isnan().all())
+    assert few.holds is None
+    assert "2 probes have no error" in repr(few)
+    one, small_error, large = (
+        torch.ones(1, 2, dtype=D),
+        torch.full((1, 2), 0.01, dtype=D),
+        torch.full((1, 2), 0.3, dtype=D),
+    )
+    assert _holds([0.5], one, 1.02 * one, small_error, small_error) == (0.5, "")
+    for points, probes, few in ((small_error, large, "probes"), (large, small_error, "points")):
+        held, note = _holds([0.5], one, 1.2 * one, points, probes)
+        assert held is None
+        assert f"give more {few}" in note
+
+
+def test_samples_that_are_all_the_same_have_no_slopes() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1).double()
+    x, y = torch.randn(1, 6, dtype=D).expand(24, 6), torch.randn(1, 1, dtype=D).expand(24, 1)
+    found = landscape(cl.Problem(model, (x.clone(), y.clone()), cl.losses.MSE()), orders=20)
+    assert not bool(found.increment.any() or found.hessian_distance.any())
+    assert all(math.isnan(float(slope)) for slope in found.slopes.values())
+    assert "not known" in repr(found)
+
+
+@pytest.mark.filterwarnings("ignore:The operator is in float32")
 def test_in_float32() -> None:
     data = small.tokens_and_labels(18)
     found = [

@@ -7,9 +7,10 @@ sphere, a Gaussian or a subspace are known in closed form (`docs/explanation/mat
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -27,8 +28,12 @@ from curvlens.surroundings import as_found
 
 Around = Literal["sphere", "gaussian"]
 AGREEMENT = 0.05
+SMALLEST, LARGEST = 1e-50, 1e50
+"""Radii: their fourth powers are numbers of float64."""
 NOISE = 0.2
 """Of a second moment: twice its error, beyond which it cannot tell whether the quadratic model holds."""
+EPS, ROUNDING = torch.finfo(torch.float64).eps, 64
+"""Sums of so many units in the last place are taken for 0."""
 GROUPS = 10
 """Groups of orders, for the errors of slopes."""
 FEWEST = 16
@@ -104,11 +109,14 @@ def landscape(
         if progress is not None:
             progress(done, planned)
 
-    found = measured(separated, basis, probes, seed, tick, mask) if curvature else PerSample(*losses(separated, tick))
+    if curvature:
+        found = measured(separated, basis, probes, seed, tick, mask, errors=bool(wanted))
+    else:
+        found = PerSample(*losses(separated, tick))
     generator = torch.Generator().manual_seed(seed + 1)
     permutations = torch.stack([torch.randperm(n, generator=generator) for _ in range(orders)])
     table = _Orders(found, permutations, sizes)
-    moments = [_closed(table, radius, around, basis is not None) for radius in wanted]
+    moments = [_closed(table, radius, around) for radius in wanted]
     around_it = [_sampled(problem, table, radius, around, basis, mask, points, generator, tick) for radius in wanted]
     empty = torch.zeros(0, len(sizes), dtype=torch.float64)
 
@@ -116,8 +124,9 @@ def landscape(
         return torch.stack([each[which] for each in of]) if of else empty
 
     mean, second = stacked(0, moments), stacked(1, moments)
+    probed = _probed(table, wanted, around, second) if basis is None else torch.zeros_like(second)
     true_mean, true_second, error = (stacked(i, around_it) for i in range(3))
-    held, note = _holds(wanted, second, true_second, error)
+    held, note = _holds(wanted, second, true_second, error, probed)
     return Landscape(
         k=torch.tensor(sizes),
         increment=table.increments.square().mean(0).sqrt(),
@@ -132,10 +141,11 @@ def landscape(
         true_mean=true_mean,
         true_second=true_second,
         true_error=error,
+        second_error=probed,
         bound=torch.stack([torch.stack(each[2:]) for each in moments], 1) if moments else empty.expand(3, 0, -1),
         gradient_distance=table.far("gradients"),
         hessian_distance=table.far("hessians"),
-        gradient_norm=float(problem.gradient().double().norm()),
+        gradient_norm=_gradient_norm(problem, mask),
         holds=held,
         note=note,
         status=Status.SAMPLED,
@@ -152,8 +162,14 @@ class _Orders:
         self.n = len(of.loss)
         c = of.count
         self.limit = c / c.sum()
-        self.increments = self._each(lambda k: self.share(k) * (self.step(k) @ of.loss))
-        self.distances = self._each(lambda k: (self.prefix(k) - self.limit) @ of.loss * self.correction(k))
+        self.increments = self._each(lambda k: self.share(k) * self.linear(self.step(k)))
+        self.distances = self._each(lambda k: self.linear(self.prefix(k) - self.limit) * self.correction(k))
+
+    def of_others(self, of: PerSample) -> _Orders:
+        """The same orders, of other estimates of the same samples."""
+        other = copy.copy(self)
+        other.of = of
+        return other
 
     def _each(self, of: Callable[[int], Tensor]) -> Tensor:
         return torch.stack([of(k) for k in self.sizes], 1)
@@ -179,10 +195,16 @@ class _Orders:
         counts = self.of.count[self.permutations[:, : k + 1]]
         return counts[:, k] / counts.sum(1).clamp(min=1e-300)
 
+    def linear(self, weights: Tensor) -> Tensor:
+        """(orders,): wᵀ l, and 0 where that is rounding."""
+        found = weights @ self.of.loss
+        return found.where(found.abs() > ROUNDING * EPS * float(self.of.loss.abs().max()), 0.0)
+
     def squares(self, which: str, weights: Tensor) -> Tensor:
-        """(orders,): wᵀ M w."""
+        """(orders,): wᵀ M w, and 0 where that is rounding."""
         matrix: Tensor = getattr(self.of, which)
-        return ((weights @ matrix) * weights).sum(1)
+        found = ((weights @ matrix) * weights).sum(1)
+        return found.where(found.abs() > ROUNDING * EPS * float(matrix.diagonal().abs().max()), 0.0)
 
     def far(self, which: str) -> Tensor:
         """(K,): RMS distance of the mean gradient or Hessian from that of all samples, corrected."""
@@ -202,13 +224,16 @@ class _Orders:
 
 
 def _slope(sizes: list[int], squares: Tensor) -> Estimate:
-    """Least squares of log RMS against log k; the error from leaving out one group of orders at a time."""
+    """Least squares of log RMS against log k; the error from leaving out one group of orders at a time.
+
+    NaN where nothing is left but 0.
+    """
     x = torch.tensor(sizes, dtype=torch.float64).log()
     x = x - x.mean()
 
     def fitted(rows: Tensor) -> float:
-        y = rows.mean(0).clamp(min=1e-300).log() / 2
-        return float(x @ y / (x @ x))
+        y = rows.mean(0).log() / 2
+        return float(x @ y / (x @ x)) if bool(y.isfinite().all()) else math.nan
 
     groups = squares.tensor_split(GROUPS)
     without = [fitted(torch.cat([g for j, g in enumerate(groups) if j != i])) for i in range(len(groups))]
@@ -218,7 +243,7 @@ def _slope(sizes: list[int], squares: Tensor) -> Estimate:
     return Estimate(value, error, len(squares), dof=GROUPS - 1)
 
 
-def _closed(table: _Orders, radius: float, around: Around, subspace: bool) -> tuple[Tensor, ...]:
+def _closed(table: _Orders, radius: float, around: Around) -> tuple[Tensor, ...]:
     """Mean and second moment of D_k, and the three parts of the bound, by the quadratic model."""
     of, N = table.of, table.of.dimension
     assert of.traces is not None
@@ -282,32 +307,67 @@ def _sampled(
     return D.mean((0, 1)), squares.mean(0), squares.std(0) / math.sqrt(points)
 
 
-def _holds(radii: list[float], second: Tensor, true: Tensor, error: Tensor) -> tuple[float | None, str]:
+def _probed(table: _Orders, radii: list[float], around: Around, second: Tensor) -> Tensor:
+    """(R, K): the error of ``second`` by the probes, leaving out one group at a time; NaN if they are too few."""
+    left_out = [table.of_others(each) for each in table.of.without]
+    if not left_out:
+        return torch.full_like(second, math.nan)
+    without = torch.stack([torch.stack([_closed(each, r, around)[1] for r in radii]) for each in left_out])
+    return (without - without.mean(0)).square().sum(0).mul((len(left_out) - 1) / len(left_out)).sqrt()
+
+
+def _holds(radii: list[float], second: Tensor, true: Tensor, error: Tensor, probed: Tensor) -> tuple[float | None, str]:
     """The largest radius at which the second moments agree at all k, with all smaller ones; what is too noisy."""
     held = None
+    if bool(probed.isnan().any()):
+        return None, "2 probes have no error, so whether the model holds is not told: give 3 or more"
     for i in sorted(range(len(radii)), key=radii.__getitem__):
-        off, allowed = (true[i] - second[i]).abs(), (AGREEMENT * second[i].abs()).maximum(2 * error[i])
+        noise = 2 * (error[i].square() + probed[i].square()).sqrt()
+        off, allowed = (true[i] - second[i]).abs(), (AGREEMENT * second[i].abs()).maximum(noise)
         if not bool((off <= allowed).all()):
             break
-        if not bool((2 * error[i] <= NOISE * second[i].abs()).all()):
-            return held, f"at {radii[i]:.3g} the points are too few to tell whether the model holds: give more points"
+        if not bool((noise <= NOISE * second[i].abs()).all()):
+            few = "points" if bool((error[i] >= probed[i]).all()) else "probes"
+            return held, f"at {radii[i]:.3g} the {few} are too few to tell whether the model holds: give more {few}"
         held = radii[i]
     return held, ""
 
 
+def _gradient_norm(problem: Problem, mask: Tensor | None) -> float:
+    g = problem.gradient().double()
+    return float((g if mask is None else g[mask.to(g.device)]).norm())
+
+
 def _radii(radii: float | Iterable[float]) -> list[float]:
-    values = sorted({float(r) for r in ([radii] if isinstance(radii, (int, float)) else radii)})
-    if not all(0 < r < math.inf for r in values):
-        raise CurvlensError(f"radii={values!r:.80}, expected positive numbers, such as [0.01, 0.1].")
+    try:
+        values = sorted({float(r) for r in _listed(radii)})
+    except (TypeError, ValueError):
+        values = [math.nan]
+    if not all(SMALLEST <= r <= LARGEST for r in values):
+        raise CurvlensError(
+            f"radii={radii!r:.80}, expected numbers from {SMALLEST:g} to {LARGEST:g}, such as [0.01, 0.1]."
+        )
     return values
+
+
+def _listed(given: object) -> list[Any]:
+    """One number, or several, as a list."""
+    if isinstance(given, (int, float)) or (isinstance(given, Tensor) and not given.ndim):
+        return [given]
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError
+    return list(given)
 
 
 def _sizes(ks: Iterable[int] | None, n: int) -> list[int]:
     if ks is None:
         return [2**i for i in range(2, 40) if 2**i <= n // 2]
-    values = sorted(set(ks))
+    try:
+        values = sorted({int(k) if whole(k) else k for k in _listed(ks)})
+    except TypeError:
+        values = []
     if not values or not all(whole(k) and 1 <= k < n for k in values):
-        raise CurvlensError(f"ks={values!r:.80}, expected whole numbers from 1 to {n - 1}: the data has {n} samples.")
+        raise CurvlensError(f"ks={ks!r:.80}, expected whole numbers from 1 to {n - 1}: the data has {n} samples.")
     return [int(k) for k in values]
 
 
@@ -319,7 +379,7 @@ def _mask(problem: Problem, within: str | Sequence[str]) -> Tensor:
 
 def _check_basis(basis: Tensor, problem: Problem) -> None:
     size = problem.layout.size
-    if not isinstance(basis, Tensor) or basis.ndim != 2 or basis.shape[1] != size:
+    if not isinstance(basis, Tensor) or basis.ndim != 2 or basis.shape[1] != size or not len(basis):
         given = tuple(basis.shape) if isinstance(basis, Tensor) else type(basis).__name__
         raise CurvlensError(f"basis has shape {given}, expected (directions, {size}): cl.eigs(H, 5).vectors.T.")
     rows = basis.double()

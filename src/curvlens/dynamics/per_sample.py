@@ -7,7 +7,7 @@ Frobenius norm wᵀKw of its Hessian. So n numbers and n × n matrices stand for
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from curvlens.dynamics.separated import Separated
 from curvlens.errors import CurvlensError
 
+GROUPS = 4
+"""Of probes, for errors."""
 MOST = 1 << 28
 """Numbers of the gradients, or of the products with one probe, that are held at a time: 2 GiB."""
 
@@ -39,6 +41,8 @@ class PerSample:
     """Of the space around θ."""
     products: int = 0
     """Products with the Hessian of one sample."""
+    without: tuple[PerSample, ...] = ()
+    """The same with one group of the probes left out each: for errors."""
 
 
 def losses(separated: Separated, tick: Callable[[], None]) -> tuple[Tensor, Tensor]:
@@ -61,10 +65,13 @@ def measured(
     seed: int,
     tick: Callable[[], None],
     within: Tensor | None = None,
+    *,
+    errors: bool = False,
 ) -> PerSample:
     """All of it. With a basis (rows) exactly, by a product for each of its rows; else by random probes.
 
-    ``within`` is 1 for the entries that span the space around θ, and 0 for the others.
+    ``within`` is 1 for the entries that span the space around θ, and 0 for the others. With ``errors`` also with
+    groups of probes left out.
     """
     n, size = separated.count, separated.problem.layout.size
     if n * size > MOST:
@@ -85,7 +92,8 @@ def measured(
     if within is not None:
         directions = directions * within.to(directions)
     forms = torch.zeros(n, len(directions), dtype=torch.float64)
-    gram = torch.zeros(n, n, dtype=torch.float64)
+    parts = _groups(len(directions), n) if errors and basis is None else 1
+    grams = torch.zeros(parts, n, n, dtype=torch.float64)
     for j, z in enumerate(directions):
         rows = torch.zeros(n, size, dtype=torch.float64, device=device)
         _pass(separated, z, rows, keep if not j else None, tick)
@@ -95,18 +103,32 @@ def measured(
             rows = rows * within.to(rows)
         if basis is not None:
             rows = rows @ basis.to(device, torch.float64).T
-        gram += (rows @ rows.T).cpu()
+        grams[j % parts] += (rows @ rows.T).cpu()
     g = gradient / counts.clamp(min=1e-300).to(device)[:, None]
+    loss, products = _mean(sums, counts), n * len(directions)
     if basis is not None:
         g = g @ basis.to(device, torch.float64).T
-        traces, dimension = forms.sum(1), len(basis)
+        traces = forms.sum(1)
         pairs = torch.outer(traces, traces)
-    else:
-        gram, traces, dimension = gram / len(directions), forms.mean(1), size if within is None else int(within.sum())
-        m = len(directions)
+        return PerSample(loss, counts, (g @ g.T).cpu(), traces, pairs, grams[0], len(basis), products)
+    dimension, inner = size if within is None else int(within.sum()), (g @ g.T).cpu()
+
+    def estimated(forms: Tensor, gram: Tensor) -> PerSample:
+        m = forms.shape[1]
         pairs = (torch.outer(forms.sum(1), forms.sum(1)) - forms @ forms.T) / (m * (m - 1))
-    loss = _mean(sums, counts)
-    return PerSample(loss, counts, (g @ g.T).cpu(), traces, pairs, gram, dimension, n * len(directions))
+        return PerSample(loss, counts, inner, forms.mean(1), pairs, gram / m, dimension, products)
+
+    whole, group = grams.sum(0), torch.arange(len(directions)) % parts
+    left_out = [estimated(forms[:, group != j], whole - grams[j]) for j in range(parts)] if parts > 1 else []
+    return replace(estimated(forms, whole), without=tuple(left_out))
+
+
+def _groups(probes: int, samples: int) -> int:
+    """Groups of probes to leave out one at a time: two probes have to be left, and the groups have to be held."""
+    if probes < 3:
+        return 1
+    most = min(probes, GROUPS)
+    return most if (most + 1) * samples**2 <= MOST or probes < 4 else 2
 
 
 def _pass(

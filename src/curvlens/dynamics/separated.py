@@ -33,6 +33,8 @@ class Separated:
             if not whole_batches:
                 self.evaluation.micro_batch = micro_batch
                 sizes = [piece.size for piece in self.evaluation.pieces()]
+        if not sizes:
+            raise CurvlensError("The data has no samples. Give some.")
         self.name = "batch" if whole_batches or micro_batch > 1 else "sample"
         self.count = len(sizes)
         known = [size for size in sizes if size is not None]

@@ -51,11 +51,13 @@ class Landscape(Result):
     hessian_distance: Tensor
     """(K,): RMS ‖H_k − H_n‖_F/√(1 − k/n)."""
     gradient_norm: float
-    """‖g‖ at θ. The moments do not assume a minimum."""
+    """‖g‖ at θ, of the block with ``within``. The moments do not assume a minimum."""
     holds: float | None
-    """The largest radius at which model and true second moment agree: to 5 %, or within twice the error if that
-    is below 20 %. None if they are seen to agree at no radius, or none was given."""
+    """The largest radius at which model and true second moment agree: to 5 %, or within twice the error of points and
+    probes if that is below 20 %. None if they are seen to agree at no radius, or none was given."""
     status: Status
+    second_error: Tensor | None = None
+    """(R, K): the standard error of ``second``, over the probes; 0 in the span of a basis, NaN with 2 probes."""
     products: int = 0
     note: str = ""
     provenance: Provenance = field(default_factory=dict)
@@ -63,6 +65,8 @@ class Landscape(Result):
     def __post_init__(self) -> None:
         require_tensors(self, "k", "increment", "distance", "radii", "mean", "second", "true_mean", "true_second")
         require_tensors(self, "true_error", "bound", "gradient_distance", "hessian_distance")
+        if self.second_error is not None:
+            require_tensors(self, "second_error")
 
     def table(self) -> list[dict[str, Any]]:
         """A record for each k."""
@@ -77,6 +81,8 @@ class Landscape(Result):
     def __repr__(self) -> str:
         slopes = ", ".join(f"{name} {slope}" for name, slope in self.slopes.items())
         holds = "" if self.holds is None else f"; quadratic up to {self.holds:.3g} ({self.around})"
+        if self.holds is None and len(self.radii) and not self.note:
+            holds = f"; not quadratic at {float(self.radii[0]):.3g} ({self.around}), the smallest radius"
         note = f"; {self.note}" if self.note else ""
         return printable(
             f"Landscape({self.samples} samples, {self.orders} orders; slopes {slopes}; ‖g‖ {self.gradient_norm:.3g}"
