@@ -66,6 +66,21 @@ def test_curvature_of_gradient_descent() -> None:
     assert by_norm.curvature[-1] < by_norm.curvature[0]
 
 
+def test_losses_of_a_log() -> None:
+    """Rounded to six decimals: the errors say so, and what is left of the curvature is right."""
+    exact = [0.3 * 0.97 ** (2 * t) for t in range(60)]
+    norms = [math.sqrt(2 * x) for x in exact]  # the loss is w²/2, η = 0.03
+    found = convergence([round(x, 6) for x in exact], norms, learning_rate=0.03)
+    off = (found.curvature - 1).abs()
+    assert bool((off <= found.curvature_error).all())
+    assert float(off.max()) > 0.01
+    assert float(convergence(exact, norms, learning_rate=0.03).curvature_error.max()) < 1e-9
+    with pytest.raises(cl.CurvlensError, match="expected numbers"):
+        convergence(torch.ones(9, dtype=torch.complex128), learning_rate=0.1)
+    large = convergence([1.0, 0.9, 0.8], 1e200 * torch.ones(3, 4, dtype=torch.float64), learning_rate=0.1)
+    assert bool(large.gradients.isfinite().all())
+
+
 @pytest.mark.parametrize("part", ["slope", "square", "bend"])
 def test_a_planted_fault_in_the_curvature_is_seen(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A factor of 1.01 on gᵀd, on ‖d‖² or on dᵀ(g' − g) moves the curvature away from the truth."""

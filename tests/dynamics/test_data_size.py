@@ -121,6 +121,17 @@ def test_fresh_draws_hold(of: str) -> None:
     assert near < 100 or settled < 100  # a size that always holds would be too large
 
 
+@pytest.mark.parametrize("tolerance", [1e-200, 5e-324])
+@pytest.mark.parametrize("confidence", [None, 0.9])
+def test_a_tolerance_that_no_data_can_meet(tolerance: float, confidence: float | None) -> None:
+    model = torch.nn.Linear(3, 1).double()
+    x, y = (torch.randn(32, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in (3, 1))
+    with pytest.raises(cl.CurvlensError, match=r"more than 1e\+15 samples"):
+        data_size(cl.Problem(model, (x, y), cl.losses.MSE()), tolerance, confidence=confidence)
+    with pytest.raises(cl.CurvlensError, match=r"more than 1e\+15 samples"):
+        data_size(cl.Problem(model, (x, 1e100 * y), cl.losses.MSE()), 0.1, confidence=confidence)
+
+
 def test_bad_input() -> None:
     problem, _, _ = regression(20, 0)
     for options, message in (

@@ -131,6 +131,17 @@ def test_bad_input_of_power_laws() -> None:
 # The loss law
 
 
+def test_numbers_beyond_float64_and_wrong_widths() -> None:
+    rows = [{"n": n * 1e6, "y": float(n) ** -60} for n in (1, 2, 3)]
+    assert power_law(rows, "y", "n").exponent == pytest.approx(-60)
+    for delta in (0.0, -1.0, math.nan):
+        with pytest.raises(CurvlensError, match="delta="):
+            loss_law(planted(), bootstrap=20, delta=delta)
+    with pytest.raises(CurvlensError) as caught:
+        loss_law([{**row, "test_loss": -1.0} for row in planted()], bootstrap=20)
+    assert "size=True" not in str(caught.value)
+
+
 def test_a_planted_law_is_found() -> None:
     found = loss_law(planted(), bootstrap=20)
     for name, value in LAW.items():

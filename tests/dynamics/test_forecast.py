@@ -247,6 +247,16 @@ def test_a_model_without_a_minimum_is_said() -> None:
     assert "without limit" in repr(found)
 
 
+def test_a_forecast_that_leaves_float64() -> None:
+    found = forecast(quadratic(), cl.dynamics.SGD(50.0), 3000, check=2)
+    assert not bool(found.losses.isnan().any())
+    assert float(found.losses[-1]) == float(found.distances[-1]) == float("inf")
+    assert "without limit, up beyond float64" in repr(found)
+    assert found.departure is None  # the loss is quadratic
+    far = forecast(quadratic(), cl.dynamics.SGD(1e200), 3, check=3)
+    assert far.departure == 1
+
+
 def test_groups_with_other_rates_and_decay() -> None:
     """Rates and decay in the gradient may differ: against dense algebra."""
     problem = cl.Problem(small.gpt(), small.tokens_and_labels(2), cl.losses.CrossEntropy())

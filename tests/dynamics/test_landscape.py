@@ -254,11 +254,11 @@ def test_the_error_by_probes() -> None:
     assert bool(((off.square().mean(0) / errors.square().mean(0)).log().abs() < math.log(3)).all())
     assert float((off.abs() <= 3 * errors).double().mean()) > 0.85
 
-    few = landscape(problem, 0.01, probes=2, **make)
-    assert few.second_error is not None
-    assert bool(few.second_error.isnan().all())
-    assert few.holds is None
-    assert "2 probes have no error" in repr(few)
+    rough = landscape(problem, 0.01, probes=2, **make)
+    assert rough.second_error is not None
+    assert bool(rough.second_error.isnan().all())
+    assert rough.holds is None
+    assert "2 probes have no error" in repr(rough)
     one, small_error, large = (
         torch.ones(1, 2, dtype=D),
         torch.full((1, 2), 0.01, dtype=D),

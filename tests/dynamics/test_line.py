@@ -154,6 +154,15 @@ def test_float32_knows_its_rounding() -> None:
     assert abs(result.forward / line(double, d).forward - 1) < 0.2
 
 
+@pytest.mark.parametrize("factor", [1e160, 1e-170])
+def test_lengths_beyond_float64(factor: float) -> None:
+    problem, u = quadratic(), torch.ones(5, dtype=torch.float64)
+    for function in (line, cl.attribute):
+        with pytest.raises(cl.CurvlensError, match=r"Scale it: direction / direction\.abs"):
+            function(problem, factor * u)
+    assert line(problem, 1e90 * u).curvature == pytest.approx(line(problem, u).curvature)
+
+
 def test_bad_inputs() -> None:
     problem = quadratic()
     with pytest.raises(cl.CurvlensError, match="0 in every entry"):

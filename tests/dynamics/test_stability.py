@@ -382,6 +382,10 @@ def test_wrong_optimizers() -> None:
         cl.stability(problem, torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=1.0))
     with pytest.raises(cl.CurvlensError, match=r"momentum=1\.5, expected 0 to below 1"):
         cl.stability(problem, torch.optim.SGD(parameters, lr=0.1, momentum=1.5))
+    with pytest.raises(cl.CurvlensError, match=r"nesterov=True with momentum=0\.9 and dampening=0\.5"):
+        cl.stability(problem, dynamics.SGD(0.1, momentum=0.9, dampening=0.5, nesterov=True))
+    with pytest.raises(cl.CurvlensError, match="lr='a'"):
+        cl.stability(problem, dynamics.SGD("a"))  # type: ignore[arg-type]
     with pytest.raises(cl.CurvlensError, match="momentum=1, expected 0 to below 1"):
         cl.stability(problem, dynamics.SGD(0.1, momentum=1.0))
     of_gpt = gpt_problem()
@@ -511,6 +515,20 @@ def test_muon_from_its_state_dict() -> None:
     assert found.slope == expected.slope
     assert found.sharpness is not None
     assert abs(found.sharpness - found.curvature / (0.02 * found.slope)) < 1e-12 * abs(found.sharpness)
+
+
+def test_a_step_that_climbs_and_one_beyond_float64() -> None:
+    problem = quadratic()
+    down, up = (
+        dynamics.next_step(problem, torch.optim.SGD(problem.model.parameters(), lr=0.1, maximize=climbs))
+        for climbs in (False, True)
+    )
+    assert up.slope == -down.slope < 0
+    assert up.measured == 0.0
+    model = nn.Linear(3, 1).double()
+    huge = cl.Problem(model, (1e100 * torch.ones(4, 3).double(), torch.ones(4, 1).double()), cl.losses.MSE())
+    with pytest.raises(cl.CurvlensError, match="beyond float64"):
+        dynamics.next_step(huge, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_any_optimizer_steps_on_a_copy() -> None:

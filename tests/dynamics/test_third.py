@@ -48,6 +48,28 @@ class Instance(nn.Module):
         return y
 
 
+NORMS: dict[str, Any] = {
+    "layer norm by its native name": lambda x: torch.native_layer_norm(x, [6], None, None, 0.1)[0],
+    "instance norm of torch": lambda x: torch.instance_norm(x, None, None, None, None, True, 0.1, 0.1, False),
+    "batch norm over the batch": lambda x: F.batch_norm(x, None, None, training=True, eps=0.1),
+    "batch norm by its statistics": lambda x: F.batch_norm(x, torch.ones(4).double(), 2 * torch.ones(4).double()),
+    "group norm": lambda x: F.group_norm(x, 2, eps=0.1),
+    "RMS norm": lambda x: F.rms_norm(x, (6,), eps=0.1),
+}
+
+
+class Normed(nn.Module):
+    """Any function between two linear maps."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(6, 6), nn.Linear(6, 7), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(self.norm(self.a(x)))
+        return y
+
+
 class Attending(nn.Module):
     """torch's own layer with attention, whose two norms and attention are fused kernels."""
 
@@ -75,9 +97,11 @@ def problems() -> dict[str, Any]:
             return small.problem(micro_batch=2)
         if name == "torch's layer":
             return of(Attending(), tokens, labels)
+        if name in NORMS:
+            return of(Normed(NORMS[name]), torch.randn(3, 4, 6, dtype=torch.float64), torch.randint(7, (3, 4)))
         return of(Instance(), torch.randn(3, 4, 6, dtype=torch.float64), torch.randint(7, (3, 4)))
 
-    return dict.fromkeys(("gpt", "pieces", "torch's layer", "instance norm"), make)
+    return dict.fromkeys(("gpt", "pieces", "torch's layer", "instance norm", *NORMS), make)
 
 
 @pytest.mark.parametrize("name", problems())
@@ -91,8 +115,30 @@ def test_against_differences_of_the_curvature(name: str) -> None:
 def test_torch_alone_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the norms written out, the test above would fail."""
     monkeypatch.setattr(module, "layer_norm", torch.layer_norm)
+    with pytest.raises(cl.CurvlensError, match="LayerNormBackward"):
+        along(small.problem())
+    monkeypatch.setattr(module, "_require_right", lambda _: None)
     found, expected = along(small.problem())
     assert abs(found - expected) > 1e-2 * abs(expected)
+
+
+def test_a_norm_that_is_not_known_is_refused() -> None:
+    model = Normed(lambda x: torch.ops.aten.layer_norm(x, [6], None, None, 0.1)).double()
+    data = (torch.randn(3, 4, 6, dtype=torch.float64), torch.randint(7, (3, 4)))
+    problem = cl.Problem(model, data, cl.losses.CrossEntropy())
+    u = small.direction(problem.layout.size)
+    assert line(problem, u, radii=[0.1]).third is None
+    with pytest.raises(cl.CurvlensError, match=r"NativeLayerNormBackward.*third=True out"):
+        line(problem, u, radii=[0.1], third=True)
+
+
+def test_a_third_derivative_that_is_none() -> None:
+    torch.manual_seed(0)
+    model = Normed(lambda x: torch.logcumsumexp(x, -1)).double()
+    data = (torch.randn(3, 4, 6, dtype=torch.float64), torch.randint(7, (3, 4)))
+    problem = cl.Problem(model, data, cl.losses.CrossEntropy())
+    with pytest.raises(cl.CurvlensError, match=r"third derivative along the direction is nan.*third=True"):
+        line(problem, small.direction(problem.layout.size), radii=[0.1], third=True)
 
 
 def test_norms_written_out() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,10 +135,18 @@ def _written(found: Landscape, files: Files) -> Iterator[Path]:
     if files.out is not None:
         yield found.save(files.out)
     if files.html is not None:
-        found.plot(files.html)
+        with _explained(files.html):
+            found.plot(files.html)
         yield files.html
     if files.csv is not None:
-        try:
-            yield disk.write(files.csv, commas(found.table()), seal=".csv", fix=FIX)
-        except OSError as error:
-            raise CurvlensError(f"{str(files.csv)!r} could not be written: {error.strerror}.") from error
+        with _explained(files.csv):
+            disk.write(files.csv, commas(found.table()), seal=".csv", fix=FIX)
+        yield files.csv
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CurvlensError(f"{str(file)!r} could not be written: {error.strerror}.") from error

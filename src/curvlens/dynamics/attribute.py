@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from curvlens.blocks import Blocks, By
-from curvlens.dynamics.direction import Direction, flat
+from curvlens.dynamics.direction import Direction, flat, length_of
 from curvlens.dynamics.provenance import provenance
 from curvlens.errors import CurvlensError
-from curvlens.linalg.vectors import dot, norm
+from curvlens.linalg.vectors import dot
 from curvlens.operators import hessian
 from curvlens.operators.base import Operator, Progress
 from curvlens.operators.curvature import require_problem
@@ -61,9 +61,7 @@ def attribute(
     """
     require_problem(problem, "attribute")
     u, blocks = flat(problem, direction), problem.blocks.by(by)
-    length = norm(u)
-    if not length:
-        raise CurvlensError("The direction is 0 in every entry. Give one with a length, such as problem.gradient().")
+    length = length_of(u)
     H, done = hessian(problem), 0
     planned = (product is None) + (len(blocks) if pairs else 0)
 

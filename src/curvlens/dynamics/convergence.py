@@ -24,6 +24,8 @@ BLOCKS = 5
 """Parts of the window of which one is left out at a time: longer than the memory of the trajectory, if they can be."""
 FEWEST = 3 * BLOCKS
 """Steps that a rate needs."""
+ENOUGH, MOST_DECIMALS = 8, 9
+"""Losses that all end at the same decimal, up to so many, were rounded there."""
 ROUNDING = 8
 """Units in the last place by which a loss may be off."""
 FLOOR = 64
@@ -80,6 +82,7 @@ def convergence(
     """
     _check_rule(learning_rate, momentum, nesterov, last)
     L, eps = _losses(losses)
+    rounded = _decimals(L)
     norms, vectors, fine = (L.new_empty(0), None, eps) if gradients is None else _gradients(gradients, len(L))
     points = None if parameters is None else _vectors(parameters, len(L), "parameters")
     notes = list[str]()
@@ -88,9 +91,9 @@ def convergence(
     if steps is not None:
         change = L.diff()
         curvature = 2 * (change - steps.slope) / steps.square
-        error = 4 * ROUNDING * eps * torch.maximum(L[1:].abs(), L[:-1].abs()) / steps.square
+        error = 4 * (ROUNDING * eps * torch.maximum(L[1:].abs(), L[:-1].abs()) + rounded) / steps.square
         secant = curvature.new_empty(0) if steps.bend is None else steps.bend / steps.square
-    of, sizes = ("gradient", _above(norms, fine)) if len(norms) else ("decrements", _decrements(L, eps))
+    of, sizes = ("gradient", _above(norms, fine)) if len(norms) else ("decrements", _decrements(L, eps, rounded))
     rate, window = _rate(sizes, last, of, notes)
     _look(L, eps, momentum, learning_rate, notes)
     spectra = _spectra(spectrum, len(L))
@@ -146,6 +149,8 @@ def _losses(given: Numbers) -> tuple[Tensor, float]:
     """In float64, and the precision that they were computed in: numbers that are all float32 were."""
     given = _tensor(given)
     try:
+        if torch.is_complex(torch.as_tensor(given)):
+            raise TypeError
         wide = torch.as_tensor(given, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise CurvlensError(
@@ -165,6 +170,16 @@ def _precision(given: object, wide: Tensor) -> float:
     return torch.finfo(torch.float32 if narrow else torch.float64).eps
 
 
+def _decimals(L: Tensor) -> float:
+    """By how much losses from a log may be off: half of the last decimal, if all of several end at the same one."""
+    if len(L) < ENOUGH:
+        return 0.0
+    for digits in range(MOST_DECIMALS + 1):
+        if bool((torch.round(L, decimals=digits) - L).abs().max() <= 2e-16 * L.abs().max()):
+            return 0.5 * 10.0**-digits
+    return 0.0
+
+
 def _gradients(given: Vectors, count: int) -> tuple[Tensor, Tensor | None, float]:
     """Norms, the vectors if they were given, and their precision."""
     given = _tensor(given)
@@ -179,7 +194,9 @@ def _gradients(given: Vectors, count: int) -> tuple[Tensor, Tensor | None, float
             )
         return norms, None, _precision(given, norms)
     vectors = _vectors(given, count, "gradients")
-    return vectors.norm(dim=1), vectors, _precision(given, vectors)
+    largest = vectors.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    norms = (vectors / largest).norm(dim=1) * largest[:, 0]  # squares of large numbers are beyond float64
+    return norms, vectors, _precision(given, vectors)
 
 
 def _plain(given: object) -> bool:
@@ -287,10 +304,10 @@ def _look(L: Tensor, eps: float, momentum: float, rate: float, notes: list[str])
 # The rate that is seen
 
 
-def _decrements(L: Tensor, eps: float) -> Tensor:
+def _decrements(L: Tensor, eps: float, rounded: float) -> Tensor:
     """√|L_t − L_{t+1}|, 0 where rounding hides it."""
     change = L.diff().abs()
-    return change.where(change > 2 * ROUNDING * eps * L[1:].abs(), 0.0).sqrt()
+    return change.where(change > 2 * (ROUNDING * eps * L[1:].abs() + rounded), 0.0).sqrt()
 
 
 def _above(norms: Tensor, eps: float) -> Tensor:

@@ -28,6 +28,8 @@ HELD = 1 << 27
 """Numbers of gradients, or of products, that are kept for their inner products: 1 GiB."""
 SETTLED = 512
 """Samples from which on the noise of their own mean is nothing beside that of the next sample."""
+MOST = 1e15
+"""Samples: float64 counts them one by one."""
 DRAWS = 2000
 """Of an increment, for its quantile."""
 
@@ -97,13 +99,13 @@ def data_size(
         )
         sizes, dof, products = _spread_out(rows, c, separated.problem.layout.size)
     variance = float(sizes.square().sum()) / (used - 1)
-    if confidence is None:
-        ratio = variance / tolerance**2  # k (k + 1) of the increment, and k of the distance
+    ratio = _ratio(variance, float(tolerance))
+    if confidence is None:  # k (k + 1) of the increment, and k of the distance
         increment, distance = math.ceil((math.sqrt(1 + 4 * ratio) - 1) / 2 - 1e-9), math.ceil(ratio - 1e-9)
     else:
-        far = variance * 2 * float(special.gammaincinv(dof / 2, confidence)) / dof  # χ²/dof: z² for one direction
+        far = ratio * 2 * float(special.gammaincinv(dof / 2, confidence)) / dof  # χ²/dof: z² for one direction
         increment = _increment(products, sizes, tolerance, confidence, seed)
-        distance = math.ceil(far / tolerance**2 - 1e-9)
+        distance = math.ceil(far - 1e-9)
     return DataSize(
         of=of,
         tolerance=float(tolerance),
@@ -116,6 +118,17 @@ def data_size(
         status=Status.SAMPLED,
         provenance=provenance(problem, seed=seed),
     )
+
+
+def _ratio(variance: float, tolerance: float) -> float:
+    """(σ/tolerance)², if that is a number of samples."""
+    sigma = math.sqrt(variance) if variance < math.inf else math.nan
+    if not sigma <= math.sqrt(MOST) * tolerance:
+        raise CurvlensError(
+            f"tolerance={tolerance:g} would need more than {MOST:g} samples: one sample is off by σ = {sigma:.3g}. "
+            f"Give a larger tolerance, such as {sigma / 100:.1g}."
+        )
+    return (sigma / tolerance) ** 2
 
 
 @dataclass(frozen=True)
@@ -161,7 +174,7 @@ def _spread(sizes: Tensor, variance: float) -> Estimate:
     sigma, n = math.sqrt(variance), len(sizes)
     error = float(sizes.square().std()) / math.sqrt(n) / (2 * sigma) if sigma else 0.0
     value, stderr = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in (sigma, error))
-    return Estimate(value, stderr, n, dof=n - 1, positive=True)
+    return Estimate(value, stderr, n, dof=n - 1, provenance={"samples": "samples"}, positive=True)
 
 
 def deviations(separated: Separated, chosen: frozenset[int], progress: Progress | None) -> Tensor:

@@ -8,10 +8,25 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError, a_kind
+from curvlens.linalg.vectors import norm
 from curvlens.problem import Problem
 
+SHORTEST = 1e-100
 Direction = Tensor | Mapping[str, Tensor]
 """A flat vector, or a dict by parameter name."""
+
+
+def length_of(u: Tensor, what: str = "The direction") -> float:
+    """‖u‖, if it is a number whose square is one, too."""
+    length = norm(u)
+    if not bool(u.any()):
+        raise CurvlensError(f"{what} is 0 in every entry. Give one with a length, such as problem.gradient().")
+    if not SHORTEST < length < 1 / SHORTEST:
+        raise CurvlensError(
+            f"{what} has entries up to {float(u.abs().max()):.1g}, so that ‖u‖² is beyond float64. Scale it: "
+            "direction / direction.abs().max()."
+        )
+    return length
 
 
 def flat(problem: Problem, direction: Direction, what: str = "The direction") -> Tensor:

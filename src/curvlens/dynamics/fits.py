@@ -205,8 +205,8 @@ def power_law(
         over,
         b,
         (b - halves[0], b + halves[0]),
-        math.exp(a),
-        (math.exp(a - halves[1]), math.exp(a + halves[1])),
+        _exp(a),
+        (_exp(a - halves[1]), _exp(a + halves[1])),
         tuple(slopes.tolist()),
         len(places),
         (float(places[0]), float(places[-1])),
@@ -242,6 +242,7 @@ def loss_law(
     if not whole(bootstrap) or bootstrap < 20:
         raise CurvlensError(f"bootstrap={bootstrap!r}, expected a number of fits, 20 or more.")
     data = _Losses.of(table, loss, parameters, samples, (), where)
+    require_delta(delta)
     best, others = data.fit(delta)
     residuals = data.target - data.predict(best)[0]
     settings = int(data.groups.max()) + 1
@@ -327,6 +328,7 @@ def left_out(
             f"{settings} settings (N, D) are too few to leave one out and fit {numbers} numbers to the others. Measure "
             "more of them, or give fewer quantities."
         )
+    require_delta(delta)
     return data.left_out(delta)
 
 
@@ -503,19 +505,32 @@ def _value(found: tuple[float, np.ndarray]) -> float:
     return found[0]
 
 
+def require_delta(delta: object) -> None:
+    """Raise unless it is a width that Huber's loss can have."""
+    if not _is_number(delta) or not delta > 0:  # type: ignore[operator]
+        raise CurvlensError(f"delta={delta!r}, expected a number above 0, such as {DELTA:g}.")
+
+
+def _exp(x: float) -> float:
+    """exp x, infinite where float64 ends."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(x))
+
+
 def _is_number(x: Any) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
 
 
-def _positive(name: str, values: Any, *, size: bool = False) -> np.ndarray:
-    """Numbers that have a logarithm."""
+def _positive(name: str, values: Any, *, size: bool | None = None) -> np.ndarray:
+    """Numbers that have a logarithm. ``size`` is None where the caller has no such argument for them."""
     found = np.array(values, dtype=float)
     if size:
         found = np.abs(found)
     wrong = int((found <= 0).sum())
     if wrong:
         least = float(found.min())
-        fix = "Fit its size: size=True, or choose another quantity." if least < 0 else "Choose another quantity."
+        sized = least < 0 and size is False
+        fix = "Fit its size: size=True, or choose another quantity." if sized else "Choose another quantity."
         raise CurvlensError(
             f"{name!r} is {'negative' if least < 0 else 'zero'} in {wrong} of {found.size} rows (the least is "
             f"{least:.3g}), where it has no logarithm. {fix}"

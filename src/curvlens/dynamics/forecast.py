@@ -168,6 +168,7 @@ def forecast(
     space = krylov(product, [s.to(dtype) for s in starts], degree, tick)
     x, losses = _course(problem, space, rule, starts, slope, momentum, weights, scale, decay, steps)
     distances = torch.einsum("ti,ij,tj->t", x, space.gram(scale.square()), x).clamp(min=0).sqrt()
+    distances = distances.where(x.isfinite().all(1), math.inf)
     losses = problem.loss() + losses
     mean, error, more = _with_noise(problem, rule, product, scale, losses, batch, samples, seed, decay is None, tick)
     true_losses, true_distances, status = _true(problem, groups, g, losses, true, tick)
@@ -260,7 +261,14 @@ def _course(
     x = rule.run(space.coordinates(starts[0].to(space.V.dtype)), space.T, m, theta, steps)
     own = space.coordinates(slope.to(space.V.dtype))
     curvature = space.T if decay is None else space.T - space.gram(scale.square() * decay)
-    return x, x @ own + 0.5 * torch.einsum("ti,ij,tj->t", x, curvature, x)
+    change = x @ own + 0.5 * torch.einsum("ti,ij,tj->t", x, curvature, x)
+    beyond = (~(change.isfinite() & x.square().sum(1).isfinite())).nonzero()
+    if len(beyond):  # float64 ends
+        first = int(beyond[0, 0])
+        change[first:] = math.copysign(math.inf, float(change[first - 1]))
+        x = x.clone()
+        x[first:] = math.inf
+    return x, change
 
 
 def _rule(problem: Problem, groups: list[Group], g: Tensor) -> tuple[Rule, Tensor, Tensor | None, Tensor | None]:
@@ -372,7 +380,7 @@ def _departure(losses: Tensor, true: Tensor) -> int | None:
     largest = 0.0
     for t in range(1, len(true)):
         largest = max(largest, abs(float(losses[t] - losses[0])))
-        if not abs(float(true[t] - losses[t])) <= AGREEMENT * largest:
+        if not math.isfinite(largest) or not abs(float(true[t] - losses[t])) <= AGREEMENT * largest:
             return t
     return None
 

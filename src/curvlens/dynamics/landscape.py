@@ -240,7 +240,7 @@ def _slope(sizes: list[int], squares: Tensor) -> Estimate:
     spread = torch.tensor(without, dtype=torch.float64)
     error = (spread - spread.mean()).square().sum().mul((GROUPS - 1) / GROUPS).sqrt()
     value = torch.tensor(fitted(squares), dtype=torch.float64, device="cpu")
-    return Estimate(value, error, len(squares), dof=GROUPS - 1)
+    return Estimate(value, error, len(squares), dof=GROUPS - 1, provenance={"samples": "orders"})
 
 
 def _closed(table: _Orders, radius: float, around: Around) -> tuple[Tensor, ...]:

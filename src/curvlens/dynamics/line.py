@@ -11,7 +11,7 @@ from torch import Tensor
 
 from curvlens._evaluation.sums import Number, summed
 from curvlens._evaluation.third import courses
-from curvlens.dynamics.direction import Direction, flat
+from curvlens.dynamics.direction import Direction, flat, length_of
 from curvlens.dynamics.provenance import provenance
 from curvlens.errors import CurvlensError, NonFiniteLossError
 from curvlens.linalg.counted import whole
@@ -81,9 +81,7 @@ def line(
         raise CurvlensError(f"evaluations={evaluations!r}, expected a whole number of forward passes, 3 or more.")
     given = None if radii is None else _checked(radii)
     d = flat(problem, direction)
-    length = norm(d)
-    if not length:
-        raise CurvlensError("The direction is 0 in every entry. Give one with a length, such as problem.gradient().")
+    length = length_of(d)
     theta = problem.theta
     slope, steepness = _slope(problem, d, gradient)
     quadratic = _quadratic(problem, d, curvature)
@@ -267,4 +265,10 @@ def _third(problem: Problem, u: Tensor) -> float:
     evaluation = problem._evaluation
     parts = problem.layout.unflatten(u.double())
     count = summed(evaluation, courses(evaluation, parts), lambda course, _: course.derivatives[2], [total])
-    return total.value / count
+    found = total.value / count
+    if not math.isfinite(found):
+        raise CurvlensError(
+            f"The third derivative along the direction is {found}: torch has none of some step of the model here. "
+            "Leave third=True out."
+        )
+    return found

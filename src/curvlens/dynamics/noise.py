@@ -92,7 +92,8 @@ def noise(
         )
     draw = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:n].tolist()
     plain, curved, within = _measured(separated, frozenset(draw), curvature, progress)
-    about = provenance(problem, seed=seed)
+    about = {name: value for name, value in provenance(problem, seed=seed).items() if name != "operator"}
+    about["samples"] = "samples" if separated.name == "sample" else "batches"
 
     def estimates(terms: Terms, *, curved: bool = False) -> Three:
         unknown = NO_CURVATURE if curved else NO_GRADIENT
@@ -103,11 +104,11 @@ def noise(
         return [ByBlock({name: three[i] for name, three in found.items()}, what) for i, what in enumerate(names)]
 
     trace, square, scale = estimates(plain.whole())
-    traces, squares, scales = by_block(plain, "trace", "‖g‖²", "noise scale")
+    traces, squares, scales = by_block(plain, "tr Σ of the gradient of one sample", "‖g‖²", "noise scale tr Σ/‖g‖²")
     bent = (None, None, None) if curved is None else estimates(curved, curved=True)
     blocks: list[ByBlock] | tuple[None, None, None] = (None, None, None)
     if within is not None:
-        blocks = by_block(within, "tr(HΣ)", "gᵀHg", "noise scale with curvature", curved=True)
+        blocks = by_block(within, "tr(HΣ)", "gᵀHg", "noise scale tr(HΣ)/gᵀHg", curved=True)
     reduced = n < asked
     return Noise(
         trace=trace,

@@ -80,7 +80,7 @@ def read(
         raise CurvlensError(NO_EDGE)
     require_moved(problem, [name for group in groups for name in group.names])
     for group in groups:
-        _check(problem, group, fresh=fresh)
+        _check(problem, group, fresh=fresh, edged=edged)
     if not any(float(group.options["lr"]) for group in groups):
         raise CurvlensError(
             "The learning rate is 0 in every group, so nothing moves and there is no edge. A schedule that warms up "
@@ -134,8 +134,8 @@ def unwrapped(optimizer: Any) -> Any:
 def _described(problem: Problem, rule: Described) -> Group:
     kind = type(rule).__name__
     names = list(problem.layout.names)
-    if not rule.lr > 0:
-        raise CurvlensError(f"{kind}(lr={rule.lr}), expected a learning rate above 0.")
+    if not _number(rule.lr) or not rule.lr > 0:
+        raise CurvlensError(f"{kind}(lr={rule.lr!r}), expected a learning rate above 0.")
     state: dict[str, dict[str, Any]] = {}
     if isinstance(rule, Preconditioned):
         P = _given(problem, rule.preconditioner, "preconditioner")
@@ -258,9 +258,9 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def _check(problem: Problem, group: Group, *, fresh: bool = False) -> None:
+def _check(problem: Problem, group: Group, *, fresh: bool = False, edged: bool = True) -> None:
     """That the state is there, whole and finite."""
-    if group.options.get("maximize"):
+    if edged and group.options.get("maximize"):
         raise CurvlensError("The optimiser has maximize=True and climbs. Stability is known for descent only.")
     _check_options(group)
     moment = MOMENTS.get(group.kind)
@@ -296,6 +296,11 @@ def _check_options(group: Group) -> None:
         value = group.options.get(name, 0.0)
         if not _number(value) or (value < 0 and name != "dampening"):
             raise CurvlensError(f"Group {group.index} of the optimiser has {name}={value!r}, expected a number from 0.")
+    if group.options.get("nesterov") and (group.options.get("dampening") or not group.options.get("momentum")):
+        raise CurvlensError(
+            f"Group {group.index} of the optimiser has nesterov=True with momentum={group.options.get('momentum', 0)} "
+            f"and dampening={group.options.get('dampening', 0)}, expected a momentum above 0 and no dampening."
+        )
     if group.options.get("momentum", 0.0) >= 1:
         raise CurvlensError(
             f"Group {group.index} of the optimiser has momentum={group.options['momentum']:g}, expected 0 to below 1: "

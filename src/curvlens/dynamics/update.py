@@ -111,6 +111,11 @@ def _along(problem: Problem, g: Tensor, d: Tensor, rates: set[float]) -> Update:
             "The step of the optimiser is 0: the gradient is 0, and the momentum too. Leave update out."
         )
     slope, curvature = dot(g, d), dot(hessian(problem) @ d, d)
+    if not all(map(math.isfinite, (length, slope, curvature, norm(g)))):
+        raise CurvlensError(
+            f"‖g‖ = {norm(g):.3g}, ‖d‖ = {length:.3g}, gᵀd = {slope:.3g} and dᵀHd = {curvature:.3g} of the step d: a "
+            "number is beyond float64. Scale the loss or the data."
+        )
     best = slope / curvature if curvature > 0 else math.inf
     lr = rates.pop() if len(rates) == 1 else None
     walk = Walk(problem, problem.theta, -d, length, -slope / length, curvature / length**2, norm(g), FORWARD + 6, None)

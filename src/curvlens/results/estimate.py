@@ -136,7 +136,7 @@ class Estimate(Result):
 
     def __repr__(self) -> str:
         note = f", {self.note}" if self.note else ""
-        return printable(f"Estimate({self}, {self.samples} products{note})")
+        return printable(f"Estimate({self}, {self.samples} {self.provenance.get('samples', 'products')}{note})")
 
     def _repr_html_(self) -> str:
         return f"<code>{escape(repr(self))}</code>"

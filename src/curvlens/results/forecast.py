@@ -73,7 +73,8 @@ class Forecast(Result):
         first, last = float(self.losses[0]), float(self.losses[-1])
         if abs(last) <= HUGE * max(abs(first), 1.0):
             return f"→ {last:.6g}"
-        return f"→ without limit, {'up' if last > 0 else 'down'} to {last:.1e}"
+        how = "beyond float64" if math.isinf(last) else f"to {last:.1e}"
+        return f"→ without limit, {'up' if last > 0 else 'down'} {how}"
 
     def __repr__(self) -> str:
         last = len(self.losses) - 1

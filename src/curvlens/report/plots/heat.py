@@ -16,7 +16,7 @@ LEAST_TICKS = 3
 MARKS = {
     "·": f"dot: error above {100 * UNSURE:g} %",
     "╱": f"stroke: error above {100 * VERY_UNSURE:g} %",
-    "×": "cross: not measured",
+    "×": "cross: not measured, or not known",
 }
 OUTSIDE = "outside of layers"
 UNNAMED = [
