@@ -53,9 +53,23 @@ def test_the_table_the_sentences_and_the_files(code: str, tmp_path: Path) -> Non
     assert "holds up to a distance of 0.01" in shown
     assert "For a tolerance of 0.1: from " in shown
     assert files[2].read_text().startswith("samples,increment,distance,gradient_distance,hessian_distance")
+    assert "radius,model,true" in files[2].read_text()
     assert "<html" in files[1].read_text().lower()
+    assert "true loss" in files[1].read_text()
     again = ran(f"{code}:problem", *options)
     assert again.splitlines()[:12] == shown.splitlines()[:12]
+
+
+def test_a_full_disk(code: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Landscape, "plot", full)
+    result = CliRunner().invoke(
+        app, ["landscape", f"{code}:problem", "--losses-only", "--html", str(tmp_path / "x.html")]
+    )
+    assert result.exit_code == 1
+    assert "could not be written: No space left on device" in " ".join(result.output.split())
 
 
 def test_losses_only_and_within(code: str) -> None:

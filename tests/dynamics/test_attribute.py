@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -109,9 +111,9 @@ def test_bad_input() -> None:
         attribute(asked, torch.full((asked.layout.size,), torch.nan))
     with pytest.raises(cl.CurvlensError, match="by='token'"):
         attribute(asked, direction(asked), "token")  # type: ignore[arg-type]
-    with pytest.raises(KeyError, match="modules=True"):
+    with pytest.raises(cl.CurvlensError, match="modules=True"):
         attribute(asked, direction(asked)).inside("h.0")
-    with pytest.raises(KeyError, match=r"No module 'h\.9'"):
+    with pytest.raises(cl.CurvlensError, match=r"No module 'h\.9'"):
         attribute(asked, direction(asked), modules=True).inside("h.9")
 
     def number(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -129,3 +131,24 @@ def test_in_float32() -> None:
     u = direction(exact)
     found = attribute(cl.Problem(small.gpt().float(), small.tokens_and_labels(4), LOSS), u.float(), modules=True)
     assert found.total == pytest.approx(attribute(exact, u).total, rel=1e-4)
+
+
+def test_tables_and_pictures_of_modules_and_pairs() -> None:
+    asked = problem()
+    found = attribute(asked, direction(asked), modules=True, pairs=True)
+    rows = found.module_table()
+    assert sum(row["part"] for row in rows) == pytest.approx(found.total)
+    assert rows[0]["module"] == "G" or abs(rows[0]["part"]) >= abs(found.ggn or 0.0)
+    assert f"by module: {next(row['module'] for row in rows if row['module'] != 'G')}" in repr(found)
+    pairs = found.pair_table()
+    assert sum(row["part"] for row in pairs) == pytest.approx(found.total)
+    assert {row["block"] for row in pairs} == set(found.blocks)
+    drawn = json.dumps(found.plot(what="modules").to_dict())
+    assert "own code of each module" in drawn
+    assert '"with"' in json.dumps(found.plot(what="pairs").to_dict())
+    with pytest.raises(cl.CurvlensError, match="what='heads', expected"):
+        found.plot(what="heads")
+    plain = attribute(asked, direction(asked))
+    for table, option in ((plain.module_table, "modules=True"), (plain.pair_table, "pairs=True")):
+        with pytest.raises(cl.CurvlensError, match=option):
+            table()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import sys
 from typing import Any
@@ -228,6 +229,22 @@ def test_bad_input() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::curvlens.CurvlensWarning")  # of low precision
+def test_pictures_and_tables() -> None:
+    found = landscape(regression(40), [0.1, 1.0], ks=[2, 8], orders=20, points=4)
+    assert [row["radius"] for row in found.around_table()] == [0.1, 0.1, 1.0, 1.0]
+    settling, around, both = (json.dumps(found.plot(what=what).to_dict()) for what in ("settling", "around", "all"))
+    assert "k^-\\u00bd" in settling
+    assert '"title": "distance 0.1"' in around
+    assert "true loss" in both
+    plain = landscape(regression(40), ks=[2, 8], orders=20, curvature=False)
+    assert "loss (nats)" in json.dumps(plain.plot(what="all").to_dict())
+    with pytest.raises(cl.CurvlensError, match="no surroundings"):
+        plain.plot(what="around")
+    with pytest.raises(cl.CurvlensError, match="what='bound', expected"):
+        found.plot(what="bound")
+    assert "not quadratic at 0.1" in repr(dataclasses.replace(found, holds=None, note=""))
+
+
 def test_no_samples() -> None:
     model = nn.Linear(6, 1).double()
     with pytest.raises(cl.CurvlensError, match="no samples"):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -136,12 +137,19 @@ def _written(found: Landscape, files: Files) -> Iterator[Path]:
         yield found.save(files.out)
     if files.html is not None:
         with _explained(files.html):
-            found.plot(files.html)
+            found.plot(files.html, what="all")
         yield files.html
     if files.csv is not None:
         with _explained(files.csv):
-            disk.write(files.csv, commas(found.table()), seal=".csv", fix=FIX)
+            disk.write(files.csv, commas(_records(found)), seal=".csv", fix=FIX)
         yield files.csv
+
+
+def _records(found: Landscape) -> list[dict[str, Any]]:
+    """What settles with the samples, then the surroundings; of equal fields."""
+    rows = [*found.table(), *found.around_table()]
+    fields = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in fields} for row in rows]
 
 
 @contextmanager

@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from curvlens.errors import printable
+from curvlens.errors import CurvlensError, nearest, printable
 from curvlens.results.base import Provenance, Result, require_tensors
 from curvlens.results.by_block import ByBlock
 from curvlens.results.status import Status
 
+GGN, ROOT = "G", "the model itself"
+"""Names of the Gauss–Newton part, and of the code of the outermost module, in tables and pictures."""
 SHOWN = 5
 """Blocks that a printed result names."""
 
@@ -57,11 +59,11 @@ class Attribution(Result):
     def inside(self, path: str) -> float:
         """The part of a module and of all modules inside it. ``""`` is the whole model."""
         if self.modules is None:
-            raise KeyError("The parts of modules were not computed. Call attribute(..., modules=True).")
+            raise CurvlensError("The parts of modules were not computed. Call attribute(..., modules=True).")
         start = f"{path}." if path else ""
         below = [part for known, part in self.modules.items() if known == path or known.startswith(start)]
         if not below:
-            raise KeyError(f"No module {path!r} has a part. Paths with a part: {', '.join(self.modules)}.")
+            raise CurvlensError(f"No module {path!r} has a part. {nearest(path, [p for p in self.modules if p])}")
         return sum(below)
 
     def table(self) -> list[dict[str, Any]]:
@@ -71,8 +73,26 @@ class Attribution(Result):
             for name, part in self.blocks.items()
         ]
 
-    def _pictured(self) -> Result:
-        return self.blocks
+    def module_table(self) -> list[dict[str, Any]]:
+        """A record for G and for the own code of each module that has a part, the largest first."""
+        if self.modules is None or self.ggn is None:
+            raise CurvlensError("The parts of modules were not computed. Call attribute(..., modules=True).")
+        parts = {GGN: self.ggn} | {path or ROOT: part for path, part in self.modules.items() if part}
+        largest = sorted(parts.items(), key=lambda pair: -abs(pair[1]))
+        return [
+            {"module": name, "part": part, "share": part / self.total if self.total else None} for name, part in largest
+        ]
+
+    def pair_table(self) -> list[dict[str, Any]]:
+        """A record for each pair of blocks a, b: u_aᵀ H u_b."""
+        if self.pairs is None:
+            raise CurvlensError("The parts of pairs were not computed. Call attribute(..., pairs=True).")
+        names = list(self.blocks)
+        return [
+            {"block": a, "with": b, "part": part, "share": part / self.total if self.total else None}
+            for a, row in zip(names, self.pairs.tolist(), strict=True)
+            for b, part in zip(names, row, strict=True)
+        ]
 
     def __float__(self) -> float:
         return self.total
@@ -84,9 +104,14 @@ class Attribution(Result):
             return f"{100 * part / self.total:.3g} %" if self.total else f"{part:.3g}"
 
         named = ", ".join(f"{name} {share(float(part))}" for name, part in largest)
-        split = "" if self.ggn is None else f"; G {share(self.ggn)}, functional {share(self.functional or 0.0)}"
+        split = ""
+        if self.ggn is not None:
+            own = [row for row in self.module_table() if row["module"] != GGN][:SHOWN]
+            modules = ", ".join(f"{row['module']} {share(row['part'])}" for row in own)
+            split = f"; G {share(self.ggn)}, functional {share(self.functional or 0.0)}"
+            split += f"; by module: {modules}" if modules else ""
         note = f"; {self.note}" if self.note else ""
         return printable(
-            f"Attribution(uᵀHu = {self.total:.6g}, along u {self.curvature:.6g}; by {self.blocks.by}: {named}{split}"
-            f"{note})"
+            f"Attribution(uᵀHu = {self.total:.6g}, uᵀHu/‖u‖² = {self.curvature:.6g}; by {self.blocks.by}: {named}"
+            f"{split}{note})"
         )

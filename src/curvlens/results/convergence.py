@@ -109,19 +109,30 @@ class Convergence(Result):
         parts = [f"loss {float(self.losses[0]):.6g} → {float(self.losses[-1]):.6g} in {last} steps"]
         if curved := self.shown_curvature():
             edge = "" if self.edge is None else f", 2/η = {self.edge:.4g}"
-            parts.append(f"curvature along the path {curved[0][1]:.4g} → {curved[-1][1]:.4g}{edge}")
+            (first, start), (final, end) = curved[0], curved[-1]
+            where = "" if final >= len(self.curvature) - 2 else f" at step {final}, rounding hides it after that"
+            parts.append(f"curvature along the path {start:.4g} → {end:.4g}{where}{edge}")
         if math.isfinite(float(self.rate)):
-            low, high = self.rate.interval()
+            low, high = map(float, self.rate.interval())
             first, final = self.window
             parts.append(
-                f"‖g‖ times {float(self.rate):.6g} ({low:.6g} to {high:.6g}) in a step, from step {first} to {final}"
+                f"‖g‖ times {_digits(float(self.rate), high - low)} ({_digits(low, high - low)} to "
+                f"{_digits(high, high - low)}) in a step, from step {first} to {final}"
             )
         if self.predicted is not None:
-            parts.append(f"{self.predicted:.6g} by λ = {self.slowest:.4g} of {self.subspace}")
+            agrees = {True: ", which agrees", False: ", which does not agree", None: ""}[self.agrees]
+            of = f" of {self.subspace}" if self.subspace else ""
+            parts.append(f"predicted {self.predicted:.6g}, from λ = {self.slowest:.4g}{of}{agrees}")
         if len(self.smallest):
             parts.append(f"condition number {float(self.condition[-1]):.4g} there")
         note = f"; {self.note}" if self.note else ""
         return printable(f"Convergence({self.rule}: {'; '.join(parts)}{note})")
+
+
+def _digits(x: float, width: float) -> str:
+    """As many decimals as an interval of so much width can tell, two more than its first digit."""
+    decimals = 6 if width <= 0 else min(max(1 - math.floor(math.log10(width)), 0), 9)
+    return f"{x:.{decimals}f}"
 
 
 def _at(values: list[float], t: int) -> float | None:

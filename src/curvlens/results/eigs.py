@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ class Eigs(Result):
         note = f", {self.note}" if self.note else ""
         head = f"Eigs({self.ends}, {done} of {len(self)} converged, {self.products} products{note})"
         triples = zip(self.values.tolist(), self.residuals.tolist(), self.converged.tolist(), strict=True)
-        rows = [f"  {value: .9g} ± {residual:.0e}{'' if ok else '  not converged'}" for value, residual, ok in triples]
+        rows = [f"  {_told(value, r)} ± {r:.0e}{'' if ok else '  not converged'}" for value, r, ok in triples]
         if len(rows) > 24:
             rows = [*rows[:10], f"  … {len(rows) - 20} more …", *rows[-10:]]
         return "\n".join([printable(head), *rows])
@@ -125,3 +126,9 @@ class Eigs(Result):
         if len(self) != 1:
             raise CurvlensError(f"There are {len(self)} eigenvalues; only a single one is a number. Use .values.")
         return float(self.values[0])
+
+
+def _told(value: float, residual: float) -> str:
+    """With two digits more than the residual leaves certain, nine at most."""
+    certain = math.log10(abs(value) / residual) if value and residual else 9.0
+    return f"{value: .{min(max(math.ceil(certain) + 2, 2), 9)}g}"

@@ -78,6 +78,19 @@ class Landscape(Result):
             for i, k in enumerate(self.k.tolist())
         ]
 
+    def around_table(self) -> list[dict[str, Any]]:
+        """A record for each radius and k: (k + 1)(L_{k+1} − L_k) as root mean square, by the model and in truth."""
+        return [
+            {
+                "radius": float(radius),
+                "samples": int(k),
+                "model": max(float(self.second[i, j]), 0.0) ** 0.5,
+                "true": float(self.true_second[i, j]) ** 0.5,
+            }
+            for i, radius in enumerate(self.radii)
+            for j, k in enumerate(self.k)
+        ]
+
     def __repr__(self) -> str:
         slopes = ", ".join(f"{name} {slope}" for name, slope in self.slopes.items())
         holds = "" if self.holds is None else f"; quadratic up to {self.holds:.3g} ({self.around})"

@@ -81,8 +81,9 @@ class Noise(Result):
     def __repr__(self) -> str:
         curved = "" if self.curvature_scale is None else f", tr(HΣ)/gᵀHg = {self.curvature_scale}"
         note = f"; {self.note}" if self.note else ""
+        scale = f"{self.scale} samples" if math.isfinite(float(self.scale)) else str(self.scale)
         return printable(
-            f"Noise(scale {self.scale} samples, tr Σ = {self.trace}, ‖g‖² = {self.gradient}{curved}; from "
+            f"Noise(noise scale {scale}, tr Σ = {self.trace}, ‖g‖² = {self.gradient}{curved}; from "
             f"{self.samples} gradients of one {self.each} each{note})"
         )
 

@@ -49,8 +49,9 @@ class Update(Result):
 
     def __repr__(self) -> str:
         return printable(
-            f"Update(the loss rises again at {self.critical:.3g} steps by the quadratic model, {self.measured:.3g} "
-            f"measured; gᵀd = {self.slope:.3g}, dᵀHd = {self.curvature:.3g})"
+            f"Update(one step changes the loss by {-self.slope:.3g} to first and {self.curvature / 2:+.3g} to second "
+            f"order; it is back at its value after {self.critical:.3g} steps by the quadratic model, "
+            f"{self.measured:.3g} measured)"
         )
 
 

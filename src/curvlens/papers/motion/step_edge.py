@@ -250,8 +250,9 @@ def _edge(records: Sequence[Record]) -> Finding:
 
 
 def _last(records: Sequence[Record], target: float) -> Tensor:
-    """The largest size of the last steps: with momentum it oscillates."""
-    return torch.tensor([max(map(float, r.result[f"{target:g}"][-10:])) for r in records], dtype=torch.float64)
+    """The largest size of the last steps, as momentum oscillates; at most the size at which a run ends."""
+    sizes = [max(map(float, r.result[f"{target:g}"][-10:])) for r in records]
+    return torch.tensor(sizes, dtype=torch.float64).clamp(max=LEFT)
 
 
 STEP_EDGE = Experiment(

@@ -18,6 +18,7 @@ from curvlens.report.plots.frame import styled
 from curvlens.report.plots.writing import KINDS, content
 from curvlens.report.profile_page import icicle
 from curvlens.results import (
+    Attribution,
     ByBlock,
     Convergence,
     Density,
@@ -36,6 +37,7 @@ from curvlens.results import (
 
 _DRAWN: dict[type[Result], Callable[..., Any]] = {
     ByBlock: heat.blocks,
+    Attribution: heat.attribution,
     Eigs: spectrum.eigenvalues,
     Density: spectrum.density,
     Propagation: curves.propagation,
@@ -54,7 +56,8 @@ _DRAWN: dict[type[Result], Callable[..., Any]] = {
 def plot(result: Result, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
     """A picture of a result, an ``altair.Chart``; also written to a file if a path is given.
 
-    Blocks: a heat map, layer × role, or layer × head for ``by="head"``. Eigenvalues and densities: histogram,
+    Blocks: a heat map, layer × role, or layer × head for ``by="head"``. An attribution:
+    by block; ``what="modules"``, ``what="pairs"``. Eigenvalues and densities: histogram,
     sorted, cumulative. Of `Eigs`, ``what="mass"`` shows in which blocks the vectors live. Propagation: curves over
     the layers; ``quantity`` is trace, frobenius, top or bottom. A line: the loss and its quadratic model. A
     forecast: true loss and quadratic model over the steps; ``what="distance"`` the way. Convergence: ‖g‖ with the

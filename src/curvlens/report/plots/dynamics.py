@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
@@ -13,6 +14,7 @@ from curvlens.results import Convergence, Forecast, Landscape, Line, Scaling, St
 GREEN = "#009e73"
 SHOWN = 4
 """Times the radius of agreement: far enough to see the two part."""
+PARTS = "parts by 5 %"
 POINTS = 121
 """Of the curve of a quadratic model."""
 
@@ -28,20 +30,25 @@ def line(result: Line) -> Any:
         for t, loss in zip(radii, losses, strict=True)
         if abs(t) <= shown and math.isfinite(loss)
     ]
+    low, high = _seen([point["loss"] for point in points])
     for i in range(POINTS):
         t = shown * (2 * i / (POINTS - 1) - 1)
         value = result.loss + t * result.slope + 0.5 * t * t * result.curvature
-        points.append({"t": t, "loss": value, "what": "quadratic model"})
+        models = {"quadratic model": value}
         if result.third is not None:
-            points.append({"t": t, "loss": value + result.third * t**3 / 6, "what": "cubic model"})
+            models["cubic model"] = value + result.third * t**3 / 6
+        points += [{"t": t, "loss": y, "what": name} for name, y in models.items() if low <= y <= high]
     colours = {"loss": INK, "quadratic model": BLUE} | ({} if result.third is None else {"cubic model": GREEN})
+    colours |= {PARTS: ORANGE} if radius else {}
     colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=list(colours), range=list(colours.values())))
     base = alt.Chart(data(points)).encode(
-        x=alt.X("t:Q", title="t"), y=alt.Y("loss:Q", title="loss", scale=alt.Scale(zero=False)), color=colour
+        x=alt.X("t:Q", title="distance t along u = direction/‖direction‖"),
+        y=alt.Y("loss:Q", title="loss", scale=alt.Scale(zero=False)),
+        color=colour,
     )
     true = base.transform_filter("datum.what === 'loss'")
-    ends = [{"t": t} for t in (-result.backward, result.forward) if t and abs(t) <= shown]
-    rules = alt.Chart(data(ends)).mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x="t:Q")
+    ends = [{"t": t, "what": PARTS} for t in (-result.backward, result.forward) if t and abs(t) <= shown]
+    rules = alt.Chart(data(ends)).mark_rule(strokeDash=[4, 3]).encode(x="t:Q", color=colour)
     model = base.transform_filter("datum.what !== 'loss'").mark_line()
     return alt.layer(
         model, true.mark_line(strokeWidth=1, interpolate="monotone"), true.mark_point(filled=True), rules
@@ -75,9 +82,9 @@ def stability(result: Stability, what: str = "edge") -> Any:
     return alt.layer(bars, edge).properties(width=420)
 
 
-def _seen(true: Any) -> tuple[float, float]:
-    """Values around the true ones: a model with negative curvature runs away from them without bound."""
-    values = [x for x in ([] if true is None else true.tolist()) if math.isfinite(x)]
+def _seen(true: Iterable[float]) -> tuple[float, float]:
+    """Values around the true ones: a model runs away from them without bound."""
+    values = [x for x in true if math.isfinite(x)]
     if not values or max(values) == min(values):
         return -sys.float_info.max, sys.float_info.max
     span = max(values) - min(values)
@@ -95,26 +102,30 @@ def forecast(result: Forecast, what: str = "loss") -> Any:
     }
     shown = {name: values for name, values in pairs[what].items() if values is not None and len(values) > 1}
     colours = {"true": INK, "quadratic model": BLUE, "mean with noise": ORANGE}
-    low, high = _seen(shown.get("true"))
+    low, high = _seen(shown["true"].tolist() if "true" in shown else [])
     records = [
         {"step": t, "value": value, "what": name}
         for name, values in shown.items()
         for t, value in enumerate(values.tolist())
         if low <= value <= high
     ]
-    scale = alt.Scale(domain=list(shown), range=[colours[name] for name in shown])
+    if result.departure is not None:
+        colours[PARTS] = GREEN
+    named = [*shown, *([PARTS] if result.departure is not None else [])]
+    colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=named, range=[colours[name] for name in named]))
     lines = (
         alt.Chart(data(records))
         .mark_line()
         .encode(
             x=alt.X("step:Q", title="step"),
             y=alt.Y("value:Q", title=what, scale=alt.Scale(zero=what == "distance")),
-            color=alt.Color("what:N", title=None, scale=scale),
+            color=colour,
         )
     )
     if result.departure is None:
         return lines.properties(width=420, height=240)
-    rule = alt.Chart(data([{"step": result.departure}])).mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x="step:Q")
+    at = data([{"step": result.departure, "what": PARTS}])
+    rule = alt.Chart(at).mark_rule(strokeDash=[4, 3]).encode(x="step:Q", color=colour)
     return alt.layer(lines, rule).properties(width=420, height=240)
 
 
@@ -188,49 +199,86 @@ def _conditions(result: Convergence) -> Points:
 
 
 def landscape(result: Landscape, what: str = "settling") -> Any:
-    """Increments and distances against k; ``what="around"``: √E D² around θ, by the quadratic model and in truth."""
+    """How loss, gradient and Hessian settle with k, a panel each, beside the powers of k of independent samples;
+    ``what="around"``: what one more sample changes around θ, by the quadratic model and in truth; "all": both."""
+    if what not in ("settling", "around", "all"):
+        raise CurvlensError(f"what={what!r}, expected 'settling', 'around' or 'all'.")
+    if what == "all" and len(result.radii):
+        return altair().vconcat(_settling(result), _around(result)).resolve_scale(color="independent")
+    return _around(result) if what == "around" else _settling(result)
+
+
+def _settling(result: Landscape) -> Any:
     alt = altair()
-    if what not in ("settling", "around"):
-        raise CurvlensError(f"what={what!r}, expected 'settling' or 'around'.")
+    panels = {
+        "loss (nats)": {"one more sample changes it by": result.increment, "distance from its limit": result.distance}
+    }
+    if len(result.hessian_distance):
+        panels["gradient, ‖g_k − g‖"] = {"distance from its limit": result.gradient_distance}
+        panels["Hessian, ‖H_k − H‖ (Frobenius)"] = {"distance from its limit": result.hessian_distance}
     sizes = result.k.tolist()
-    if what == "settling":
-        shown = {"increment": result.increment, "distance": result.distance}
-        if len(result.hessian_distance):
-            shown |= {"gradient": result.gradient_distance, "Hessian": result.hessian_distance}
-        records = [
-            {"k": k, "value": value, "what": name}
-            for name, values in shown.items()
-            for k, value in zip(sizes, values.tolist(), strict=True)
-        ]
-        colours = [BLUE, INK, ORANGE, GREEN][: len(shown)]
-        colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=list(shown), range=colours))
-        dash, title = alt.value([1, 0]), "root mean square"
-    else:
-        if not len(result.radii):
-            raise CurvlensError("There are no surroundings: the landscape was measured at θ only. Give radii=[0.1].")
-        both = {"quadratic model": result.second, "true": result.true_second}
-        records = [
-            {"k": k, "value": float(values[i, j]) ** 0.5, "what": name, "radius": f"{radius:.3g}"}
-            for name, values in both.items()
-            for i, radius in enumerate(result.radii.tolist())
-            for j, k in enumerate(sizes)
-            if float(values[i, j]) > 0
-        ]
-        colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=list(both), range=[BLUE, INK]))
-        dash, title = alt.StrokeDash("radius:N", title="radius"), "√E D²"
-    records = [record for record in records if record["value"] > 0]
+    names = ["one more sample changes it by", "distance from its limit", "k⁻¹", "k^-½"]
+    scale = alt.Scale(domain=names, range=[BLUE, INK, "#a8c8e8", "#b0b6c2"])
+    charts = []
+    for title, shown in panels.items():
+        records = []
+        for name, values in shown.items():
+            power, guide = (-1.0, "k⁻¹") if name == names[0] else (-0.5, "k^-½")
+            for k, value in zip(sizes, values.tolist(), strict=True):
+                records.append({"k": k, "value": value, "what": name})
+                records.append({"k": k, "value": float(values[0]) * (k / sizes[0]) ** power, "what": guide})
+        charts.append(_loglog([record for record in records if record["value"] > 0], title, scale, 230))
+    return alt.hconcat(*charts) if len(charts) > 1 else charts[0]
+
+
+def _loglog(records: list[dict[str, Any]], title: str, scale: Any, width: int) -> Any:
+    alt = altair()
     log = alt.Scale(type="log", nice=False)
-    return (
-        alt.Chart(data(records))
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("k:Q", title="samples", scale=log),
-            y=alt.Y("value:Q", title=title, scale=log),
-            color=colour,
-            strokeDash=dash,
-        )
-        .properties(width=420, height=260)
+    base = alt.Chart(data(records)).encode(
+        x=alt.X("k:Q", title="samples k", scale=log),
+        y=alt.Y("value:Q", title=title, scale=log),
+        color=alt.Color("what:N", title=None, scale=scale, legend=alt.Legend(orient="bottom", columns=2, labelLimit=0)),
     )
+    guides = base.transform_filter("slice(datum.what, 0, 1) === 'k'").mark_line(strokeDash=[4, 3], strokeWidth=1)
+    measured = base.transform_filter("slice(datum.what, 0, 1) !== 'k'").mark_line(point=True)
+    return alt.layer(guides, measured).properties(width=width, height=230)
+
+
+def _around(result: Landscape) -> Any:
+    if not len(result.radii):
+        raise CurvlensError("There are no surroundings: the landscape was measured at θ only. Give radii=[0.1].")
+    alt = altair()
+    charts = []
+    scale = alt.Scale(domain=["quadratic model", "true loss"], range=[BLUE, INK])
+    log = alt.Scale(type="log", nice=False)
+    for i, radius in enumerate(result.radii.tolist()):
+        records = []
+        probed = [0.0] * len(result.k) if result.second_error is None else result.second_error[i].tolist()
+        lines = {
+            "quadratic model": (result.second[i].tolist(), probed),
+            "true loss": (result.true_second[i].tolist(), result.true_error[i].tolist()),
+        }
+        for name, (squares, errors) in lines.items():
+            for k, square, error in zip(result.k.tolist(), squares, errors, strict=True):
+                if square > 0:
+                    error = 0.0 if math.isnan(error) else error
+                    low = math.sqrt(max(square - 2 * error, square / 100))
+                    row = {"k": k, "value": math.sqrt(square), "low": low, "high": math.sqrt(square + 2 * error)}
+                    records.append({**row, "what": name})
+        base = alt.Chart(data(records)).encode(
+            x=alt.X("k:Q", title="samples k", scale=log),
+            color=alt.Color("what:N", title=None, scale=scale, legend=alt.Legend(orient="bottom")),
+        )
+        title = None if i else "(k + 1)(L_{k+1} − L_k), root mean square"
+        y = alt.Y("value:Q", title=title, scale=log)
+        bars = base.mark_rule().encode(y=alt.Y("low:Q", title=title, scale=log), y2="high:Q")
+        name = "σ" if result.around == "gaussian" else "distance"
+        charts.append(
+            alt.layer(base.mark_line(point=True).encode(y=y), bars).properties(
+                width=200, height=230, title=f"{name} {radius:.3g}"
+            )
+        )
+    return alt.hconcat(*charts).resolve_scale(y="shared") if len(charts) > 1 else charts[0]
 
 
 def scaling(result: Scaling, what: str = "lambda_max", over: str | None = None) -> Any:
@@ -239,10 +287,14 @@ def scaling(result: Scaling, what: str = "lambda_max", over: str | None = None) 
     varying = result.varying() or [name for name in result.settings if name != "seed"]
     over = varying[0] if over is None else over
     x, y = result.column(over), result.column(what)
-    others = [name for name in varying if name != over]
+    others = [name for name in varying if name != over and not _determined(result.column(name), x)]
     rows = zip(x, y, *(result.settings[name] for name in others), strict=True)
     records = [
-        {"x": a, "y": b, "models": ", ".join(f"{name} {c}" for name, c in zip(others, rest, strict=True)) or "all"}
+        {
+            "x": a,
+            "y": b,
+            "models": ", ".join(f"{_words(name)} {c}" for name, c in zip(others, rest, strict=True)) or "all",
+        }
         for a, b, *rest in rows
         if a is not None and b is not None
     ]
@@ -250,11 +302,32 @@ def scaling(result: Scaling, what: str = "lambda_max", over: str | None = None) 
     def axis(values: list[Any], title: str, channel: Any) -> Any:
         numeric = all(isinstance(each, (int, float)) for each in values)
         log = numeric and bool(values) and all(each > 0 for each in values)
-        scale = alt.Scale(type="log", nice=False) if log else alt.Undefined
-        return channel(f"{title}:{'Q' if numeric else 'O'}", title=over if title == "x" else what, scale=scale)
+        scale = alt.Scale(type="log", nice=False, padding=12) if log else alt.Undefined
+        return channel(f"{title}:{'Q' if numeric else 'O'}", title=_words(over if title == "x" else what), scale=scale)
 
     colour = alt.Color("models:N", title=None, sort=None, legend=alt.Legend() if others else None)
     vertical = axis([record["y"] for record in records], "y", alt.Y)
     base = alt.Chart(data(records)).encode(x=axis([record["x"] for record in records], "x", alt.X), color=colour)
     means = base.mark_line().encode(y=vertical.aggregate("mean"))
     return alt.layer(means, base.mark_point(filled=True, size=24).encode(y=vertical)).properties(width=420, height=260)
+
+
+SYMBOLS = {
+    "lambda_max": "λ_max",
+    "lambda_min": "λ_min",
+    "frobenius": "‖H‖_F",
+    "trace": "tr H",
+    "parameters": "parameters N",
+    "samples": "samples D",
+    "loss": "training loss",
+}
+
+
+def _words(column: str) -> str:
+    """A column's name as a reader says it."""
+    return SYMBOLS.get(column, column.replace("_", " "))
+
+
+def _determined(values: Sequence[Any], by: Sequence[Any]) -> bool:
+    """Whether equal values of one column always have equal values of the other."""
+    return len(set(zip(by, values, strict=True))) == len(set(by))

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from curvlens.errors import printable
+from curvlens.errors import CurvlensError, printable
 from curvlens.report.plots.frame import CELL, GAP, INK, SIGNED, altair, as_key, colour_of, data, labels, titled
-from curvlens.results import ByBlock, Estimate
+from curvlens.results import Attribution, ByBlock, Estimate
 
 UNSURE, VERY_UNSURE = 0.25, 0.5
 """Relative errors above which a cell is marked, with a dot or with a stroke."""
@@ -40,6 +40,38 @@ def blocks(result: ByBlock) -> Any:
     else:
         chart, caption = _bars(result, records), UNNAMED if result.by == "block" and _unnamed(result) else []
     return titled(chart, printable(result.what), provenance, caption)
+
+
+def attribution(result: Attribution, what: str = "blocks") -> Any:
+    """uᵀHu by block; ``what="modules"``: by the own code of each module; ``what="pairs"``: by pair of blocks."""
+    if what not in ("blocks", "modules", "pairs"):
+        raise CurvlensError(f"what={what!r}, expected 'blocks', 'modules' or 'pairs'.")
+    if what == "blocks":
+        return blocks(result.blocks)
+    alt = altair()
+    if what == "modules":
+        records = [{**row, "key": as_key(printable(row["module"]))} for row in result.module_table()][:MOST_BARS]
+        y = alt.Y("key:N", sort=None, title=None, axis=labels())
+        bars = alt.Chart(data(records)).mark_bar(color=INK, opacity=0.6, height={"band": 0.7})
+        return bars.encode(y=y, x=alt.X("part:Q", title="uᵀGu, and uᵀM_m u of the own code of each module")).properties(
+            width=420
+        )
+    records = [
+        {**row, "row": as_key(printable(row["block"])), "column": as_key(printable(row["with"])), "value": row["part"]}
+        for row in result.pair_table()
+    ]
+    axis = labels(domain=False, ticks=False)
+    return (
+        alt.Chart(data(records))
+        .mark_rect(stroke=GAP, strokeWidth=1)
+        .encode(
+            x=alt.X("column:N", sort=None, title=None, axis=labels(labelAngle=-90, domain=False, ticks=False)),
+            y=alt.Y("row:N", sort=None, title=None, axis=axis),
+            color=_colours("u_aᵀ H u_b", records),
+            tooltip=["block:N", "with:N", "part:Q"],
+        )
+        .properties(width={"step": CELL}, height={"step": CELL})
+    )
 
 
 def _unnamed(result: ByBlock) -> bool:
