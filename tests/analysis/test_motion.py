@@ -178,5 +178,5 @@ def test_parts_of_the_data() -> None:
 def test_an_optimiser_that_is_not_known_is_refused_at_once(tmp_path: Path) -> None:
     asked = problem()
     optimizer = torch.optim.NAdam(asked.model.parameters())
-    with pytest.raises(cl.CurvlensError, match="NAdam, whose edge of stability is not known here"):
+    with pytest.raises(cl.CurvlensError, match="NAdam, whose rule is not known here"):
         cl.analyze(asked, tmp_path / "run", "400 gradients", optimizer=optimizer)

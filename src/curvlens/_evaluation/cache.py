@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -120,6 +120,13 @@ class Cache:
             else:
                 ordered = [name for name in self.evaluation.layout.names if name in names]
                 yield from self._later_pass(self._plan, ordered)
+
+    def some(self, names: Sequence[str], only: Container[int]) -> Generator[Graph]:
+        """The graphs of some pieces, by their places in the order of the data; none is kept."""
+        with self.evaluation.isolated():
+            for place, piece in enumerate(self.evaluation.pieces()):
+                if place in only:
+                    yield Graph(self.evaluation, piece, names)
 
     def recordings(self) -> Recordings:
         """The data as recordings. While something refers to them, the same object is returned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,7 +11,6 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from curvlens._evaluation.graph import Graph
 from curvlens.dynamics.provenance import provenance
 from curvlens.dynamics.separated import Separated
 from curvlens.errors import CurvlensError
@@ -222,11 +222,8 @@ def _hessians(
     directions = [layout.unflatten(each) for each in z.to(evaluation.device, separated.problem.dtype)]
     S = torch.zeros(len(chosen), probes, layout.size, dtype=torch.float64, device=evaluation.device)
     counts = list[float]()
-    with torch.enable_grad(), evaluation.isolated():
-        for place, piece in enumerate(evaluation.pieces()):
-            if place not in chosen:
-                continue
-            graph = Graph(evaluation, piece, layout.names)
+    with torch.enable_grad(), closing(evaluation.cache.some(layout.names, chosen)) as graphs:
+        for graph in graphs:
             for j, v in enumerate(directions):
                 found = graph.second(layout.names, v, functional=False, retain=True)
                 S[len(counts), j] = separated.flat(found)

@@ -101,7 +101,12 @@ def alone(x: Tensor, y: Tensor, rule: str, condition: float | None, steps: int) 
     values = torch.linalg.eigvalsh(cl.hessian(problem).dense())
     spectrum = values[values > ZERO * values[-1]] + decay  # logits that shift together: no gradient there, ever
     found = convergence(**path, spectrum=spectrum, **RULES[rule])
-    return {"rule": rule, "decay": condition is not None, "condition": float(found.condition[-1]), **numbers(found)}
+    return {
+        "rule": rule,
+        "decay": condition is not None,
+        "condition": float(found.condition[-1]),
+        **kept_numbers(found),
+    }
 
 
 def everywhere(model: nn.Module, data: tuple[Tensor, Tensor], rule: str, steps: int) -> dict[str, Any]:
@@ -124,7 +129,7 @@ def everywhere(model: nn.Module, data: tuple[Tensor, Tensor], rule: str, steps: 
         "departure": ahead.departure,
         "ahead": steps // 4,
         "fallen": [fallen, said],
-        **numbers(found),
+        **kept_numbers(found),
     }
 
 
@@ -153,7 +158,7 @@ def course(
     }
 
 
-def numbers(found: Convergence) -> dict[str, Any]:
+def kept_numbers(found: Convergence) -> dict[str, Any]:
     """The rates, and the gradient along the way."""
     low, high = found.rate.interval()
     places = torch.linspace(0, len(found.gradients) - 1, 41).long()
