@@ -481,3 +481,11 @@ def test_a_reader_that_has_enough_is_no_error_of_the_code(tmp_path: Path) -> Non
     process.wait()
     assert "ended the program" not in told
     assert "Traceback" not in told
+
+
+def test_a_name_that_a_file_lacks(tmp_path: Path) -> None:
+    """What can be named as it is comes first: no classes, and no functions with arguments."""
+    parts = [f"class A{i}:\n    pass\n\ndef a{i}(x):\n    return x\n" for i in range(10)]
+    (tmp_path / "mine.py").write_text("\n".join([*parts, "def z_problem():\n    return None\n"]))
+    with pytest.raises(cl.CurvlensError, match="Known names: 'z_problem'"):
+        from_code(f"{tmp_path / 'mine.py'}:qqqq")

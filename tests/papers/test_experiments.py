@@ -217,6 +217,7 @@ def test_the_command_measures_draws_and_judges(tmp_path: Path) -> None:
     assert page.count("data:image/svg+xml;base64,") == len(list((pages / "figures").glob("*.svg")))
     assert page.count(">open<") == sum(claim.open for claim in CLAIMS)
     assert page.count(">not measured<") == sum(not claim.open for claim in CLAIMS) - 4
+    assert page.rindex(">holds when<") < page.index(">not measured<")  # what was measured comes first
     assert page.count(">undecided<") == 2  # of the four claims two seeds decide two, at least in part
     assert page.count("This cannot be told with 2 seeds") == 2
     assert page.count("Undecided: σ = ") == 1

@@ -52,7 +52,7 @@ def from_code(target: str) -> Any:
             for key, value in public.items()
             if isinstance(value, nn.Module) or getattr(value, "__module__", None) == module.__name__
         }
-        known = sorted(public, key=lambda key: key not in own)
+        known = sorted(public, key=lambda key: (key not in own, not _is_ready(public[key])))
         raise CurvlensError(f"{place} has no {name!r}. {nearest(name, known)}")
     made = getattr(module, name)
     if isinstance(made, nn.Module) or not callable(made):
@@ -65,6 +65,13 @@ def from_code(target: str) -> Any:
         )
     with _blamed(target):
         return made()
+
+
+def _is_ready(value: object) -> bool:
+    """Whether it can be named as it is: a problem, a model, or a function without arguments."""
+    if isinstance(value, type):
+        return False
+    return not callable(value) or isinstance(value, nn.Module) or not _needed(value)
 
 
 EXPECTED = "Expected file.py:name, as in train.py:make_model, or package.module:name."

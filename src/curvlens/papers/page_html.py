@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from curvlens.papers.claims import CLAIMS
 from curvlens.papers.experiment import Effort
 from curvlens.papers.headlines import headline
 from curvlens.papers.shown import (
@@ -14,6 +13,7 @@ from curvlens.papers.shown import (
     TITLE,
     WORDS,
     Shown,
+    by_measured,
     comparisons,
     counts,
     effort_told,
@@ -42,7 +42,7 @@ _TONES: dict[str, Tone] = {
 def html(shown: Sequence[Shown], effort: Effort, pictures: Mapping[str, str]) -> str:
     """The whole page as one self-contained file. ``pictures`` are the SVGs by the names of their charts."""
     found = findings(shown)
-    claims = [_claim(claim, *found.get(claim.name, (None, None))) for claim in CLAIMS]
+    claims = [_claim(claim, *found.get(claim.name, (None, None))) for claim in by_measured(found)]
     return Page(
         TITLE,
         [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from curvlens.papers.claims import CLAIMS
 from curvlens.papers.experiment import Effort
 from curvlens.papers.headlines import headline
 from curvlens.papers.shown import (
@@ -15,6 +14,7 @@ from curvlens.papers.shown import (
     TITLE,
     WORDS,
     Shown,
+    by_measured,
     comparisons,
     counts,
     effort_told,
@@ -51,7 +51,7 @@ def markdown(shown: Sequence[Shown], effort: Effort, figures: str = "figures/") 
         "One line per claim: the sentence, the verdict, one number, the figure. Open a line for all numbers.",
         "",
     ]
-    for claim in CLAIMS:
+    for claim in by_measured(found):
         lines += _claim(claim, *found.get(claim.name, (None, None)))
     lines += ["", "## Reference numbers", "", *_fold("How numbers are compared", [sources_told().replace("*", "")]), ""]
     lines += _table(REFERENCE_COLUMNS, "lrrlrl", (reference_cells(each) for each in comparisons(shown)))

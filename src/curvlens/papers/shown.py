@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from curvlens.papers.claims import CLAIMS
@@ -43,6 +43,11 @@ class Shown:
 def findings(shown: Sequence[Shown]) -> dict[str, tuple[Finding, Shown]]:
     """The finding on each claim, and its experiment."""
     return {finding.claim: (finding, each) for each in shown for finding in each.report.findings}
+
+
+def by_measured(found: Mapping[str, tuple[Finding, Shown]]) -> list[Claim]:
+    """All claims, those with a finding first."""
+    return sorted(CLAIMS, key=lambda claim: claim.name not in found)
 
 
 def effort_told(effort: Effort) -> str:
