@@ -37,3 +37,20 @@ def test_few_samples_of_the_whole(tmp_path: Path) -> None:
     trace = content["whole"]["H"]["trace"]
     half = (trace["high"] - trace["low"]) / 2
     assert half / trace["stderr"] > 4.3  # Student's t with 2 degrees of freedom, not with 3
+
+
+def test_what_is_left_of_a_budget_makes_the_heat_map_finer(tmp_path: Path) -> None:
+    """Down to 2 %: a budget that is large beside the model is not left unused."""
+
+    def largest(budget: str) -> dict[str, float]:
+        content = cl.analyze(problem(), tmp_path / "run", budget, minimal=True).content
+        found = {}
+        for letter in "HG":
+            cells = content["cells"][letter]["trace"].values()
+            scale = max(abs(cell["value"]) for cell in cells)
+            found[letter] = max((c["stderr"] or 0.0) / max(abs(c["value"]), 0.01 * scale) for c in cells)
+        return found
+
+    coarse, fine = largest("600 gradients"), largest("3000 gradients")
+    assert all(fine[letter] < 0.7 * coarse[letter] for letter in "HG")
+    assert all(error < 0.13 for error in fine.values())

@@ -7,6 +7,7 @@ generator, and asks `Known` before each step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,10 @@ LEAST = 0.01
 SAMPLES = 8
 """Of the first round of a block: enough for half of them to find its largest eigenvalues, which are then exact."""
 MOST_ROUNDS = 12
+LATE, MANY = 12, 256
+"""Rounds of G after which a round has so many samples."""
+FINEST = 0.02
+"""The error at which a heat map is fine enough for any budget."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,7 @@ def _in_order(of: Outline, known: Known) -> Iterator[Step]:
     yield from _spectra(of, known, share=0.95)
     yield from _block_sizes(of, known, share=1.0)
     yield from _block_ends(of, known, share=1.0)
+    yield from _finest(of, known)
 
 
 def _start(of: Outline) -> Iterator[Step]:
@@ -135,13 +141,25 @@ def _start(of: Outline) -> Iterator[Step]:
     yield Step("start", unit("doctor"), 15.0, "gradient")
 
 
-def _ggn(of: Outline, known: Known, rounds: int, share: float = 1.0) -> Iterator[Step]:
-    """Traces of G until their errors are small, twice as many samples in each round."""
+def _finest(of: Outline, known: Known) -> Iterator[Step]:
+    """What is left of a budget halves the errors of the heat map, again and again."""
+    if not math.isfinite(of.budget):
+        return
+    close, rounds = CLOSE, 8
+    while close > FINEST and known.cost < of.budget:
+        close, rounds = close / 2, 4 * rounds
+        yield from _block_sizes(of, known, share=1.0, close=close, rounds=rounds)
+        yield from _ggn(of, known, rounds=rounds, close=close)
+
+
+def _ggn(of: Outline, known: Known, rounds: int, share: float = 1.0, close: float = CLOSE) -> Iterator[Step]:
+    """Traces of G until their errors are small, twice as many samples in each round, up to some."""
     if not of.has_ggn:
         return
     for number in range(rounds):
-        samples = 8 << min(number, 3)
-        if number and (known.settled("G", CLOSE, LEAST) or known.cost > share * of.budget):
+        samples = 8 << min(number, 3) if number < LATE else MANY
+        done = known.settled("G", close, LEAST) or known.left_out("ggn") or known.cost > share * of.budget
+        if number and done:
             return
         config = {"samples": samples, "seed": _seed(of, number), "norms": True}
         yield Step("ggn", unit("ggn", **config), 2 * samples * BACKWARD, "gradient")
@@ -152,18 +170,26 @@ def _ends(of: Outline, k: int, tol: float, most: int) -> Iterator[Step]:
     yield Step("ends" if k == 1 else "sharp", unit("eigs", **config), most * PRODUCT * (1.0 if k == 1 else 0.8))
 
 
-def _block_sizes(of: Outline, known: Known, *, share: float, once: bool = False) -> Iterator[Step]:
+def _block_sizes(
+    of: Outline,
+    known: Known,
+    *,
+    share: float,
+    once: bool = False,
+    close: float = CLOSE,
+    rounds: int = MOST_ROUNDS,
+) -> Iterator[Step]:
     """Blocks of H: each once, largest trace of G first; then those that need the fewest samples to be close.
 
     All of it takes ``share`` of the budget, beyond what was spent before.
     """
     end = known.cost + share * of.budget
     while known.cost < end:
-        name = known.next_block(once=once, close=CLOSE, least=LEAST)
+        name = known.next_block(once=once, close=close, least=LEAST)
         if name is None:
             return
         number = known.rounds(name)
-        if number >= MOST_ROUNDS:
+        if number >= rounds:
             return
         some = max(min(SAMPLES << min(number, 4), of.blocks[name]), 2)
         config = {"operator": "H", "block": name, "samples": some, "seed": _seed(of, number)}
