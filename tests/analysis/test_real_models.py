@@ -11,7 +11,7 @@ import pytest
 import curvlens as cl
 from real import reaction_bert
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:The operator is in float32")]
 
 
 def close_cells(content: dict[str, Any], letter: str) -> float:
