@@ -21,6 +21,18 @@ def test_no_unit_twice() -> None:
     assert max(count.values()) == 1
 
 
+def test_every_panel_has_something_after_a_tenth_of_a_budget(tmp_path: Path) -> None:
+    """Of a budget of 1,650 gradients or more: someone who stops an analysis early sees all panels."""
+    content = cl.analyze(problem(), tmp_path / "run", "165 gradients").content
+    assert len(content["cells"]["G"]["trace"]) == len(content["blocks"])
+    assert content["spectrum"]["densities"]
+    assert content["eigenvectors"][-1]["line"]
+    for panel in ("profile", "depth", "attention", "noise", "descent"):
+        assert content[panel], panel
+    page = (tmp_path / "run" / "index.html").read_text()
+    assert "Not measured in this budget" not in page
+
+
 def test_samples_of_the_finer_traces_are_counted_once(tmp_path: Path) -> None:
     """A round that counted for two independent ones gave 95 % intervals that held 80 % of the traces."""
     content = cl.analyze(problem(), tmp_path / "run", "300 gradients").content
@@ -31,7 +43,7 @@ def test_samples_of_the_finer_traces_are_counted_once(tmp_path: Path) -> None:
 
 def test_few_samples_of_the_whole(tmp_path: Path) -> None:
     """Six samples with the degrees of freedom that they seem to have held the trace of H in 82 of 100 intervals."""
-    content = cl.analyze(problem(), tmp_path / "run", "200 gradients").content
+    content = cl.analyze(problem(), tmp_path / "run", "280 gradients").content
     (record,) = Study(tmp_path / "run").records("whole").values()
     assert record.config["samples"] == SAMPLES
     trace = content["whole"]["H"]["trace"]

@@ -78,14 +78,17 @@ class Instrument:
         return {**about, "gradient_by_block": norms, "weights_by_block": weights}
 
     def measure_clock(self, config: Config) -> Mapping[str, Any]:
-        """The seconds of a gradient, of one sample's, and of products with H and G once their graphs are there."""
+        """The seconds of a gradient, of one sample as a problem of its own and of its gradient, and of products with H
+        and G once their graphs are there."""
         gradient = self.problem.gradient()
         seconds = {"gradient": _seconds(self.problem.gradient)}
         samples = tokens.n_samples(self.problem)
         if samples > 1:
             try:
+                started = time.perf_counter()
                 one = tokens.part_of(self.problem, 0, samples)
                 one.gradient()
+                seconds["part"] = time.perf_counter() - started
                 seconds["sample"] = _seconds(one.gradient)
             except Exception:  # one sample alone may be no batch for the model or the loss
                 pass

@@ -24,6 +24,8 @@ BLOCK = 0.8
 """Of a product with one block of H: autograd leaves out what other blocks need."""
 STEP = 1 + PRODUCT + 18 * FORWARD
 """The search along a step: its gradient, its curvature, and the loss at multiples of it."""
+PARTS = ("spread", "sharp-part")
+"""Kinds that set up a problem on a part of the data."""
 REVISIONS = {"attention": 2, "stability": 2}
 """Of kinds whose numbers have changed; others have 1."""
 LIKE = {"gradient": 1.0, "H": PRODUCT, "G": GGN_PRODUCT}
@@ -64,9 +66,9 @@ STAGES = {
     "start": "loss, gradient, accuracy, shuffled input, doctor",
     "ggn": "traces and norms of all blocks of G, from the same backward passes",
     "ends": "largest and smallest eigenvalue of H, with vectors",
+    "density": "spectral density of H and G",
     "panels": "lines, tokens, stability, noise, profile, depth, attention by head: a first look",
     "blocks": "trace and norm of the blocks of H, largest first, one by one",
-    "density": "spectral density of H and G",
     "sharp": "more and sharper eigenvalues, finer profile",
     "block ends": "largest and smallest eigenvalue of blocks, largest trace first",
     "spectra": "densities by role and of single blocks",
@@ -118,6 +120,10 @@ def _in_order(of: Outline, known: Known) -> Iterator[Step]:
     yield from _start(of)
     yield from _ggn(of, known, rounds=1)
     yield from _ends(of, k=1, tol=5e-2, most=16)
+    steps = _steps(of, 10)
+    yield Step("density", _density(of, "H", probes=1, steps=steps), steps * PRODUCT)
+    if not of.minimal:
+        yield from _glance(of, known)
     yield from _block_sizes(of, known, share=0.25, once=True)
     if not of.minimal:
         yield from _first_look(of, known)
@@ -196,28 +202,29 @@ def _block_sizes(
         yield Step("blocks", unit("block", **config), some * BLOCK)
 
 
+def _glance(of: Outline, known: Known) -> Iterator[Step]:
+    """Something for every panel. With the steps before it, it takes some 165 gradients."""
+    yield Step("panels", unit("attention"), 1.0, "gradient")
+    yield from _along(known, "top")
+    yield Step("panels", unit("descent"), STEP, "gradient")
+    yield from _noise(of, 8)
+    for path in list(of.layers.values())[:1]:
+        yield _depth(of, path)
+    yield Step("panels", _profile(of, 4), 4 * PROBE)
+
+
 def _first_look(of: Outline, known: Known) -> Iterator[Step]:
+    """What is missing of every panel."""
     config = {"operator": "H", "samples": SAMPLES, "seed": _seed(of, 0)}
     yield Step("panels", unit("whole", **config), SAMPLES * PRODUCT)
-    for number in known.extremes().values():
-        vector = [known.vectors_key, number]
-        yield Step("panels", unit("line", vector=vector), 24 * FORWARD + 1 + PRODUCT, "gradient")
-        radius = known.radius(vector)
-        if radius:
-            yield Step("panels", unit("tokens", vector=vector, radius=radius, most=12), 2 * FORWARD, "gradient")
+    yield from _along(known, "bottom")
     if of.has_optimizer:
         yield Step("panels", unit("stability", tol=5e-2, most=24), 16 * PRODUCT + STEP)
     if not of.has_optimizer or known.left_out("stability"):
         yield Step("panels", unit("adam", lr=1e-3, tol=5e-2, most=24), 16 * PRODUCT + STEP)
-    yield Step("panels", unit("descent"), STEP, "gradient")
-    if of.samples > 2:  # a covariance and its error need three
-        drawn, one = min(of.samples, 64), 1 / of.samples  # each sample goes through the model twice
-        cost = 1.0 + 2 * drawn * share(one, OVERHEAD)
-        yield Step("panels", unit("noise", samples=drawn, seed=of.seed), cost, "gradient", one)
-    yield Step("panels", _profile(of, 4), 4 * PROBE)
+    yield from _noise(of, 64)
     for path in _some(list(of.layers.values()), 4):
         yield _depth(of, path)
-    yield Step("panels", unit("attention"), 1.0, "gradient")
     if of.has_ggn and of.has_heads:
         samples = 16  # a backward pass through one layer, and the softmax once more, for each
         cost = 1.0 + samples * (BACKWARD / max(len(of.layers), 1) + 0.1)
@@ -227,6 +234,26 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
     for config in parts:
         cost = (SETTING_UP + 8 * BACKWARD) * share(1 / len(parts), OVERHEAD)
         yield Step("panels", unit("spread", **config), cost, "gradient", 1 / len(parts))
+
+
+def _along(known: Known, end: str) -> Iterator[Step]:
+    """The loss along an extreme eigenvector, and the tokens that it moves."""
+    number = known.extremes().get(end)
+    if number is None:
+        return
+    vector = [known.vectors_key, number]
+    yield Step("panels", unit("line", vector=vector), 24 * FORWARD + 1 + PRODUCT, "gradient")
+    radius = known.radius(vector)
+    if radius:
+        yield Step("panels", unit("tokens", vector=vector, radius=radius, most=12), 2 * FORWARD, "gradient")
+
+
+def _noise(of: Outline, most: int) -> Iterator[Step]:
+    """The covariance of the gradients of some samples. It and its error need three."""
+    if of.samples > 2:
+        drawn, one = min(of.samples, most), 1 / of.samples  # each sample goes through the model twice
+        cost = 1.0 + 2 * drawn * share(one, OVERHEAD)
+        yield Step("panels", unit("noise", samples=drawn, seed=of.seed), cost, "gradient", one)
 
 
 def _parts(of: Outline) -> list[dict[str, Any]]:

@@ -11,8 +11,9 @@ from curvlens.blocks import Block
 
 CHARTS = 16
 """Charts on a page and in files that take about as long as a heat map."""
-DRAWN, PLAIN = 165 << 20, 8 << 20
-"""Bytes of a page with charts, most of them for the JavaScript engine that draws, and of one without."""
+DRAWN, PLAIN = 165 << 20, 24 << 20
+"""Bytes of a page with charts, most of them for the JavaScript engine that draws, and of one without, with what an
+analysis of any size takes, as code that loads at first use."""
 
 
 @dataclass(frozen=True)

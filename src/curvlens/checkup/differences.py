@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from curvlens._evaluation.graph import Graph
 from curvlens._evaluation.pieces import Piece
 from curvlens.checkup.kinks import Kinks
+from curvlens.linalg.vectors import dot, norm
 from curvlens.problem import Problem
 
 
@@ -51,7 +52,7 @@ def product(problem: Problem, piece: Piece) -> tuple[Tensor, Tensor]:
     with problem._evaluation.isolated():
         graph = Graph(problem._evaluation, piece, names)
         parts = graph.second(names, problem.layout.unflatten(v), functional=False, retain=False)
-    return v, _flat(problem, [parts[name] for name in names])
+    return v, _flat([parts[name] for name in names])
 
 
 def direction(problem: Problem) -> Tensor:
@@ -82,8 +83,9 @@ def slope_error(problem: Problem, piece: Piece, v: Tensor, dtype: torch.dtype) -
         return None
     found: list[float] = []
     here, _ = _gradient(problem, piece, v, 0.0)
-    typical = float((here * v).norm())  # size of ⟨g, v⟩ for random signs; ⟨g, v⟩ itself may nearly cancel
-    slope, (value, sides) = float(here @ v.double()), _loss(problem, piece, v, 0.0)
+    typical = norm(here * v)  # size of ⟨g, v⟩ for random signs; ⟨g, v⟩ itself may nearly cancel
+    slope, (value, sides) = dot(here, v), _loss(problem, piece, v, 0.0)
+    del here
     for t in judgement.steps:
         ends = [_loss(problem, piece, v, c * t) for c in (1, -1, 0.5, -0.5)]
         plus, minus, half_plus, half_minus = (loss for loss, _ in ends)
@@ -121,20 +123,39 @@ def error(problem: Problem, piece: Piece, v: Tensor, hv: Tensor, dtype: torch.dt
     found: list[float] = []
     here, sides = _gradient(problem, piece, v, 0.0)
     for t in judgement.steps:
-        ends = [_gradient(problem, piece, v, c * t) for c in (1, -1, 0.5, -0.5)]
-        if not all(kinks.same_as(sides) for _, kinks in ends):
+        derivative, bend = _derivative(problem, piece, v, t, here, sides)
+        if derivative is None:
             continue
-        plus, minus, half_plus, half_minus = (g for g, _ in ends)
-        coarse, fine = (plus - minus) / (2 * t), (half_plus - half_minus) / t
-        derivative = fine + (fine - coarse) / 3
-        difference, scale = float((hv - derivative).norm()), float(torch.maximum(hv.norm(), derivative.norm()))
-        noise = _NOISE * torch.finfo(dtype).eps * float(here.norm()) / t
+        scale = max(norm(hv), norm(derivative))
+        difference = norm(derivative.sub_(hv))
+        noise = _NOISE * torch.finfo(dtype).eps * norm(here) / t
         if difference <= judgement.tolerance * scale + noise:
             return 0.0
-        bend = float((plus - 2 * here + minus).norm()) / t
         if bend < difference / 2:
             found.append(difference / scale)
     return min(found, default=None)
+
+
+def _derivative(
+    problem: Problem, piece: Piece, v: Tensor, t: float, here: Tensor, sides: Kinks
+) -> tuple[Tensor | None, float]:
+    """D of a step t, and how much the gradient bends along it; None if the step crosses a kink.
+
+    In place, and in the dtype of the gradients: beside H v and the gradient here, three vectors are held.
+    """
+    slopes, bend = list[Tensor](), 0.0
+    for part in (1.0, 0.5):
+        plus, kinks = _gradient(problem, piece, v, part * t)
+        minus, others = _gradient(problem, piece, v, -part * t)
+        if not (kinks.same_as(sides) and others.same_as(sides)):
+            return None, 0.0
+        slope = plus.sub(minus).div_(2 * part * t)
+        if part == 1.0:
+            bend = norm(plus.add_(minus).sub_(here, alpha=2)) / t
+        slopes.append(slope)
+        del plus, minus
+    coarse, fine = slopes
+    return fine.mul_(4 / 3).sub_(coarse, alpha=1 / 3), bend
 
 
 def _gradient(problem: Problem, piece: Piece, v: Tensor, t: float) -> tuple[Tensor, Kinks]:
@@ -149,8 +170,8 @@ def _gradient(problem: Problem, piece: Piece, v: Tensor, t: float) -> tuple[Tens
 
     with torch.enable_grad(), kinks:
         parts = moved.at(leaves, action)
-    return _flat(problem, parts), kinks
+    return _flat(parts), kinks
 
 
-def _flat(problem: Problem, parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.detach().reshape(-1).double() for part in parts])
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.detach().reshape(-1) for part in parts])
