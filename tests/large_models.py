@@ -103,7 +103,7 @@ def analysis(problem: cl.Problem) -> dict[str, Any]:
     }
 
 
-SECTIONS = ("cells", "spectrum", "eigenvectors", "profile", "whole", "attention")
+SECTIONS = ("cells", "spectrum", "eigenvectors", "profile", "descent", "attention")
 
 TASKS = {"eigs": eigs, "trace": trace, "profile": profile, "analysis": analysis}
 

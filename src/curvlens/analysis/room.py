@@ -16,7 +16,7 @@ DOCTOR = 8
 SHARPER = 12
 """Eigenvectors that stay: 2 of the first search, 10 of the second."""
 RETURNED, FREED = 32 << 20, 6
-"""The size from which the C library returns freed blocks at once, and how many freed vectors below it a process keeps."""
+"""The size from which the C library returns freed blocks at once, and the freed vectors below it that stay."""
 
 
 class Room:
@@ -38,7 +38,8 @@ class Room:
         config, kind = step.unit.config, step.unit.kind
         n: int = self.problem.blocks[config["block"]].size if config.get("block") else self.n
         vector = n * self.problem.dtype.itemsize
-        held = self.kept + self.freed + (SHARPER * self.vector if step.stage in ("sharp", "block ends", "spectra") else 0)
+        found = SHARPER * self.vector if step.stage in ("sharp", "block ends", "spectra") else 0
+        held = self.kept + self.freed + found
         product = 3 * self.vector + int(IN_A_PRODUCT * self.graph)
         if kind in ("eigs", "ends", "stability", "adam"):
             k = int(config.get("k", 1)) * (2 if config.get("operator", "H") == "H" else 1)

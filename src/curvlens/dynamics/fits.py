@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import optimize
+from torch import Tensor
 
 from curvlens.calculus.exponents import student
 from curvlens.errors import CurvlensError, listing, nearest
 from curvlens.linalg.counted import whole
-from curvlens.results import Scaling
+from curvlens.results import Gain, LossLaw, Power, Scaling
 from curvlens.results.estimate import check_level
 
 Table = Scaling | Sequence[Mapping[str, Any]]
@@ -38,110 +40,6 @@ SMOOTH = 0.05
 """Minima are searched with a wide square part first, which is smoother."""
 DELTA = 1e-3
 """Where Huber's loss turns from square to linear, in log loss: Chinchilla's."""
-
-
-@dataclass(frozen=True)
-class Power:
-    """y = a x^b, fitted on logarithms; intervals over seeds, or from the scatter about the line of a single one."""
-
-    quantity: str
-    over: str
-    exponent: float
-    interval: tuple[float, float]
-    prefactor: float
-    prefactor_interval: tuple[float, float]
-    exponents: tuple[float, ...]
-    """Of each seed by itself."""
-    points: int
-    """Values of x."""
-    range: tuple[float, float]
-    """Of x."""
-    level: float
-
-    def __call__(self, x: float) -> float:
-        """The fitted y."""
-        return float(self.prefactor * float(x) ** self.exponent)
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        seeds = len(self.exponents)
-        return (
-            f"{self.quantity} = {self.prefactor:.4g} {self.over}^{self.exponent:.3g} ({low:.3g} to {high:.3g} at "
-            f"{self.level:.0%}, {seeds} seed{'s' * (seeds != 1)}, {self.over} {self.range[0]:g} to {self.range[1]:g})"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class LossLaw:
-    """L(N, D) = E + A/N^alpha + B/D^beta, with bootstrap intervals."""
-
-    E: float
-    A: float
-    alpha: float
-    B: float
-    beta: float
-    intervals: dict[str, tuple[float, float]]
-    """By name."""
-    residual: float
-    """Root mean square of log L − log of the law."""
-    rows: int
-    settings: int
-    """Different (N, D)."""
-    at_bounds: tuple[str, ...]
-    """Numbers that the data do not determine: their best values are at the ends of what was tried."""
-    level: float
-
-    def __call__(self, N: float, D: float) -> float:
-        """The loss of a model with N parameters trained on D samples."""
-        return float(self.E + self.A / float(N) ** self.alpha + self.B / float(D) ** self.beta)
-
-    def __str__(self) -> str:
-        parts = ", ".join(
-            f"{name} {getattr(self, name):.3g} ({low:.3g} to {high:.3g})"
-            for name, (low, high) in self.intervals.items()
-        )
-        bound = f"; not determined: {', '.join(self.at_bounds)}" if self.at_bounds else ""
-        return (
-            f"L = E + A/N^alpha + B/D^beta: {parts} at {self.level:.0%}; residuals {self.residual:.2g} of log L, "
-            f"{self.settings} settings{bound}"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Gain:
-    """How well losses of left-out settings are predicted by the loss law alone, and with curvature beside it."""
-
-    curvature: tuple[str, ...]
-    without: float
-    """Mean |log L − prediction| over the left-out settings, by the law alone."""
-    with_curvature: float
-    difference: float
-    """How much smaller the error is with curvature; negative if it is larger."""
-    interval: tuple[float, float]
-    """Of the difference, paired over the settings. Their fits share data, so that it is somewhat narrow."""
-    each: tuple[tuple[float, float], ...]
-    """(without, with) of each setting."""
-    level: float
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return (
-            f"out of sample, log loss is missed by {self.without:.3g} with the loss law alone and by "
-            f"{self.with_curvature:.3g} with {' and '.join(self.curvature)}: {self.difference:.3g} less "
-            f"({low:.3g} to {high:.3g} at {self.level:.0%}, {len(self.each)} settings left out in turn)"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return asdict(self)
 
 
 def power_law(
@@ -186,31 +84,36 @@ def power_law(
             f"There are {len(places)} values and {len(whole_seeds)} such seeds."
         )
     x = np.log(_positive(over, places))
-    y = np.log(_positive(quantity, [[line[place] for place in places] for line in whole_seeds], size=size))
+    values = _positive(quantity, [[line[place] for place in places] for line in whole_seeds], size=size)
+    y = np.log(values)
     centred = x - x.mean()
     slopes = y @ centred / (centred @ centred)
     levels = y.mean(1) - slopes * x.mean()
     if len(slopes) > 1:
-        half = student(level, len(slopes) - 1) / math.sqrt(len(slopes))
-        halves = half * slopes.std(ddof=1), half * levels.std(ddof=1)
+        times = student(level, len(slopes) - 1) / math.sqrt(len(slopes))
+        lines = levels[:, None] + np.outer(slopes, x)
+        halves = [times * each.std(0, ddof=1) for each in (slopes, levels, lines)]
     else:
         scatter = y[0] - y[0].mean() - slopes[0] * centred
         dof = len(x) - 2
-        spread = math.sqrt(scatter @ scatter / dof / (centred @ centred))
-        lever = math.sqrt((centred @ centred) / len(x) + x.mean() ** 2)
-        halves = student(level, dof) * spread, student(level, dof) * spread * lever
+        spread = student(level, dof) * math.sqrt(scatter @ scatter / dof)
+        slope = spread / math.sqrt(centred @ centred)
+        halves = [slope, *(np.hypot(spread / math.sqrt(len(x)), slope * at) for at in (x.mean(), centred))]
     b, a = float(slopes.mean()), float(levels.mean())
+    half, lever, around = halves
     return Power(
         quantity,
         over,
         b,
-        (b - halves[0], b + halves[0]),
-        _exp(a),
-        (_exp(a - halves[1]), _exp(a + halves[1])),
-        tuple(slopes.tolist()),
-        len(places),
-        (float(places[0]), float(places[-1])),
-        level,
+        (b - float(half), b + float(half)),
+        float(_exp(a)),
+        (float(_exp(a - lever)), float(_exp(a + lever))),
+        exponents=_column(slopes),
+        x=_column(places),
+        y=_column(values),
+        low=_column(_exp(a + b * x - around)),
+        high=_column(_exp(a + b * x + around)),
+        level=level,
     )
 
 
@@ -245,7 +148,6 @@ def loss_law(
     require_delta(delta)
     best, others = data.fit(delta)
     residuals = data.target - data.predict(best)[0]
-    settings = int(data.groups.max()) + 1
     draws = np.random.default_rng(seed)
     drawn = np.stack([data.natural(data.resampled(draws).refit(best, others, delta)) for _ in range(bootstrap)])
     tails = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0).T.tolist()
@@ -258,10 +160,11 @@ def loss_law(
         beta,
         intervals={name: (low, high) for name, (low, high) in zip(NAMES, tails, strict=True)},
         residual=float(np.sqrt(np.mean(residuals**2))),
-        rows=len(residuals),
-        settings=settings,
-        at_bounds=data.at_bounds(best),
+        N=_column(data.settings[data.groups, 0]),
+        D=_column(data.settings[data.groups, 1]),
+        loss=_column(np.exp(data.target)),
         level=level,
+        at_bounds=data.at_bounds(best),
     )
 
 
@@ -296,17 +199,24 @@ def curvature_gain(
     added, held = (([x] if isinstance(x, str) else list(x)) for x in (curvature, beside))
     if not added:
         raise CurvlensError("curvature=[] names no quantity. Give one, as curvature='trace'.")
-    names = {"loss": loss, "parameters": parameters, "samples": samples}
-    errors = np.stack(
-        [left_out(table, more, where=where, size=size, delta=delta, **names) for more in (held, [*held, *added])], 1
-    )
-    settings = len(errors)
-    difference = errors[:, 0] - errors[:, 1]
+    require_delta(delta)
+    given = loss, parameters, samples
+    rows = _rows(table, [*given, *held, *added], where)  # both predictions are of the same models
+    alone, more = (_Losses.for_leaving_out(rows, given, each, None, size) for each in (held, [*held, *added]))
+    without, with_curvature = alone.left_out(delta), more.left_out(delta)
+    difference = without - with_curvature
     middle = float(difference.mean())
-    half = student(level, settings - 1) * float(difference.std(ddof=1)) / math.sqrt(settings)
-    without, with_curvature = errors.mean(0).tolist()
-    each = tuple((a, b) for a, b in errors.tolist())
-    return Gain(tuple(added), without, with_curvature, middle, (middle - half, middle + half), each, level)
+    half = student(level, len(difference) - 1) * float(difference.std(ddof=1)) / math.sqrt(len(difference))
+    return Gain(
+        added,
+        _column(without),
+        _column(with_curvature),
+        N=_column(alone.settings[:, 0]),
+        D=_column(alone.settings[:, 1]),
+        difference=middle,
+        interval=(middle - half, middle + half),
+        level=level,
+    )
 
 
 def left_out(
@@ -321,15 +231,8 @@ def left_out(
     delta: float = DELTA,
 ) -> np.ndarray:
     """Of every setting (N, D): the mean |error| of its log L, predicted from the others, by the law and quantities."""
-    data = _Losses.of(table, loss, parameters, samples, quantities, where, size)
-    settings, numbers = int(data.groups.max()) + 1, len(NAMES) + len(quantities)
-    if settings < numbers + 2:
-        raise CurvlensError(
-            f"{settings} settings (N, D) are too few to leave one out and fit {numbers} numbers to the others. Measure "
-            "more of them, or give fewer quantities."
-        )
     require_delta(delta)
-    return data.left_out(delta)
+    return _Losses.for_leaving_out(table, (loss, parameters, samples), quantities, where, size).left_out(delta)
 
 
 def law_of(terms: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -356,7 +259,9 @@ class _Losses:
     more: np.ndarray
     """(rows, quantities)"""
     groups: np.ndarray
-    """The setting (N, D) of each row."""
+    """The setting of each row."""
+    settings: np.ndarray
+    """(settings, 2) N and D of each setting."""
     centre: tuple[float, float]
 
     @classmethod
@@ -371,25 +276,44 @@ class _Losses:
         size: bool = False,
     ) -> _Losses:
         rows = _rows(table, [loss, parameters, samples, *more], where)
-        columns = {name: _positive(name, [row[name] for row in rows]) for name in (loss, parameters, samples)}
-        x, y = np.log(columns[parameters]), np.log(columns[samples])
-        pairs = sorted(set(zip(x.tolist(), y.tolist(), strict=True)))
-        counts = len(set(x.tolist())), len(set(y.tolist()))
+        N, D, L = (_positive(name, [row[name] for row in rows]) for name in (parameters, samples, loss))
+        x, y = np.log(N), np.log(D)
+        pairs = sorted(set(zip(N.tolist(), D.tolist(), strict=True)))
+        counts = len(set(N.tolist())), len(set(D.tolist()))
         if min(counts) < FEWEST or len(pairs) < len(NAMES) + 1:
             raise CurvlensError(
                 f"The loss law needs three model sizes and three data sizes at least, and {len(NAMES) + 1} pairs of "
                 f"them. There are {counts[0]} values of {parameters!r}, {counts[1]} of {samples!r}, {len(pairs)} pairs."
             )
         places = {pair: i for i, pair in enumerate(pairs)}
-        groups = np.array([places[pair] for pair in zip(x.tolist(), y.tolist(), strict=True)])
+        groups = np.array([places[pair] for pair in zip(N.tolist(), D.tolist(), strict=True)])
         logs = [np.log(_positive(name, [row[name] for row in rows], size=size)) for name in more]
         z = np.stack(logs, 1) if logs else np.zeros((len(rows), 0))
         centre = float(x.mean()), float(y.mean())
-        return cls(x - centre[0], y - centre[1], np.log(columns[loss]), z, groups, centre)
+        return cls(x - centre[0], y - centre[1], np.log(L), z, groups, np.array(pairs), centre)
+
+    @classmethod
+    def for_leaving_out(
+        cls,
+        table: Table,
+        names: tuple[str, str, str],
+        more: Sequence[str],
+        where: Mapping[str, Any] | None,
+        size: bool,
+    ) -> _Losses:
+        """Rows with settings enough that the law, and these quantities, can be fitted without one of them."""
+        data = cls.of(table, *names, more, where, size)
+        numbers = len(NAMES) + len(more)
+        if len(data.settings) < numbers + 2:
+            raise CurvlensError(
+                f"{len(data.settings)} settings (N, D) are too few to leave one out and fit {numbers} numbers to the "
+                "others. Measure more of them, or give fewer quantities."
+            )
+        return data
 
     def resampled(self, draws: np.random.Generator) -> _Losses:
         """As many settings, drawn with replacement, with all of their rows."""
-        settings = int(self.groups.max()) + 1
+        settings = len(self.settings)
         while True:
             drawn = draws.integers(0, settings, settings)
             found = self.part(np.concatenate([np.flatnonzero(self.groups == group) for group in drawn]))
@@ -397,7 +321,8 @@ class _Losses:
                 return found
 
     def part(self, keep: np.ndarray) -> _Losses:
-        return _Losses(self.x[keep], self.y[keep], self.target[keep], self.more[keep], self.groups[keep], self.centre)
+        x, y, target, more, groups = (each[keep] for each in (self.x, self.y, self.target, self.more, self.groups))
+        return _Losses(x, y, target, more, groups, self.settings, self.centre)
 
     def predict(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """log L of the law, and its derivative by p."""
@@ -459,7 +384,7 @@ class _Losses:
         Each fit is made anew. One that started at the minimum of all settings would know what it has to predict.
         """
         errors = []
-        for group in range(int(self.groups.max()) + 1):
+        for group in range(len(self.settings)):
             out = self.groups == group
             data = self.standard(~out)
             p = data.part(~out).fit(delta, FEWER)[0]
@@ -472,7 +397,7 @@ class _Losses:
         z = self.more - self.more[known].mean(0)
         spread = z[known].std(0)
         z = np.where(spread > 1e-9, z / np.maximum(spread, 1e-9), 0.0)
-        return _Losses(self.x, self.y, self.target, z, self.groups, self.centre)
+        return replace(self, more=z)
 
     def natural(self, p: np.ndarray) -> np.ndarray:
         """E, A, α, B, β."""
@@ -481,9 +406,9 @@ class _Losses:
         with np.errstate(over="ignore"):
             return np.array([np.exp(e), np.exp(a + alpha * x), alpha, np.exp(b + beta * y), beta])
 
-    def at_bounds(self, p: np.ndarray) -> tuple[str, ...]:
+    def at_bounds(self, p: np.ndarray) -> list[str]:
         ends = zip(NAMES, p[:5], self.bounds()[:5], strict=True)
-        return tuple(name for name, x, (low, high) in ends if x - low < 1e-6 or high - x < 1e-6)
+        return [name for name, x, (low, high) in ends if x - low < 1e-6 or high - x < 1e-6]
 
 
 def _rows(table: Table, names: Sequence[str], where: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -511,10 +436,15 @@ def require_delta(delta: object) -> None:
         raise CurvlensError(f"delta={delta!r}, expected a number above 0, such as {DELTA:g}.")
 
 
-def _exp(x: float) -> float:
+def _exp(x: Any) -> Any:
     """exp x, infinite where float64 ends."""
     with np.errstate(over="ignore"):
-        return float(np.exp(x))
+        return np.exp(x)
+
+
+def _column(x: Any) -> Tensor:
+    """Numbers of a result."""
+    return torch.as_tensor(np.array(x, dtype=float), device="cpu")
 
 
 def _is_number(x: Any) -> bool:

@@ -10,6 +10,7 @@ from curvlens.results.eigs import Eigs
 from curvlens.results.estimate import Estimate
 from curvlens.results.forecast import Forecast
 from curvlens.results.landscape import Landscape
+from curvlens.results.laws import Gain, LossLaw, Power
 from curvlens.results.line import Line
 from curvlens.results.noise import Noise
 from curvlens.results.profile import COLUMNS, DIGITS, OWN, Portion, Profile, Row, aligned
@@ -32,11 +33,14 @@ __all__ = [
     "Eigs",
     "Estimate",
     "Forecast",
+    "Gain",
     "Landscape",
     "Level",
     "Line",
+    "LossLaw",
     "Noise",
     "Portion",
+    "Power",
     "Profile",
     "Propagation",
     "Result",

@@ -13,7 +13,7 @@ from typing import Any
 
 from curvlens import files
 from curvlens.errors import CurvlensError, a_kind
-from curvlens.report.plots import curves, dynamics, heat, modules, spectrum
+from curvlens.report.plots import curves, dynamics, heat, laws, modules, spectrum
 from curvlens.report.plots.frame import styled
 from curvlens.report.plots.writing import KINDS, content
 from curvlens.report.profile_page import icicle
@@ -25,8 +25,11 @@ from curvlens.results import (
     Eigs,
     Estimate,
     Forecast,
+    Gain,
     Landscape,
     Line,
+    LossLaw,
+    Power,
     Profile,
     Propagation,
     Result,
@@ -47,6 +50,9 @@ _DRAWN: dict[type[Result], Callable[..., Any]] = {
     Convergence: dynamics.convergence,
     Landscape: dynamics.landscape,
     Scaling: dynamics.scaling,
+    Power: laws.power,
+    LossLaw: laws.loss,
+    Gain: laws.gain,
     Stability: dynamics.stability,
     Profile: modules.modules,
     Estimate: curves.histogram,
@@ -62,8 +68,10 @@ def plot(result: Result, path: str | os.PathLike[str] | None = None, **options: 
     the layers; ``quantity`` is trace, frobenius, top or bottom. A line: the loss and its quadratic model. A
     forecast: true loss and quadratic model over the steps; ``what="distance"`` the way. Convergence: ‖g‖ with the
     rates seen and predicted; ``what="curvature"`` along the path, ``what="condition"`` the numbers. A scaling: one
-    number, ``what="lambda_max"``, over one setting. Stability: the fraction of the edge, by parameter group;
-    ``what="mass"`` by block. A profile written to an ``.html`` file is the icicle.
+    number, ``what="lambda_max"``, over one setting. A power law: models, law and interval. A loss law: models and
+    law over the samples, or ``over="parameters"``. A gain: errors with curvature over those without. Stability: the
+    fraction of the edge, by parameter group; ``what="mass"`` by block. A profile written to an ``.html`` file is
+    the icicle.
     """
     kind = _kind(path)
     if isinstance(result, Profile) and kind == "html":

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data
+from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data, graded
 from curvlens.results import Convergence, Forecast, Landscape, Line, Scaling, Stability
 
 GREEN = "#009e73"
@@ -305,7 +305,9 @@ def scaling(result: Scaling, what: str = "lambda_max", over: str | None = None) 
         scale = alt.Scale(type="log", nice=False, padding=12) if log else alt.Undefined
         return channel(f"{title}:{'Q' if numeric else 'O'}", title=_words(over if title == "x" else what), scale=scale)
 
-    colour = alt.Color("models:N", title=None, sort=None, legend=alt.Legend() if others else None)
+    models = list(dict.fromkeys(record["models"] for record in records))
+    legend = alt.Legend() if others else None
+    colour = alt.Color("models:N", title=None, sort=None, scale=graded(models), legend=legend)
     vertical = axis([record["y"] for record in records], "y", alt.Y)
     base = alt.Chart(data(records)).encode(x=axis([record["x"] for record in records], "x", alt.X), color=colour)
     means = base.mark_line().encode(y=vertical.aggregate("mean"))

@@ -76,6 +76,14 @@ def styled(chart: Any) -> Any:
     )
 
 
+def graded(values: Sequence[str]) -> Any:
+    """Colours of values that have an order: from light to dark blue."""
+    light, dark = (0x9E, 0xC9, 0xE8), (0x1F, 0x2F, 0x5C)
+    parts = [1 - i / max(len(values) - 1, 1) for i in reversed(range(len(values)))]
+    mixed = [[round(a + (b - a) * part) for a, b in zip(light, dark, strict=True)] for part in parts]
+    return altair().Scale(domain=list(values), range=["#" + "".join(f"{x:02x}" for x in each) for each in mixed])
+
+
 def data(records: Sequence[dict[str, Any]]) -> Any:
     """Records as they are; no number that JSON does not have."""
     clean = [
