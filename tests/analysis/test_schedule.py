@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
 
 import curvlens as cl
 from curvlens.analysis import subject
 from curvlens.analysis.plan import Imagined
 from curvlens.analysis.schedule import SAMPLES, schedule
+from curvlens.results.base import from_plain
 from curvlens.study import Study
 from subjects import problem
 
@@ -31,6 +38,18 @@ def test_every_panel_has_something_after_a_tenth_of_a_budget(tmp_path: Path) -> 
         assert content[panel], panel
     page = (tmp_path / "run" / "index.html").read_text()
     assert "Not measured in this budget" not in page
+
+
+def test_the_finer_profile_knows_the_largest_eigenvalue(tmp_path: Path) -> None:
+    """From the search that was done before it: the page can show which modules make it up."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    small = cl.Problem(model, (torch.randn(6, 2).double(), torch.randn(6, 1).double()), cl.losses.MSE())
+    analysis = cl.analyze(small, tmp_path / "run", "3000 gradients")
+    profile: Any = from_plain(json.loads(analysis.content["profile"]["profile"]))
+    largest = max(each["value"] for each in analysis.content["spectrum"]["eigenvalues"]["H"])
+    assert profile.samples == 16
+    assert float(profile.hessian.top) == pytest.approx(largest, rel=1e-6)
 
 
 def test_samples_of_the_finer_traces_are_counted_once(tmp_path: Path) -> None:

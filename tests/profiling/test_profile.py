@@ -231,6 +231,36 @@ def test_contributions_to_the_largest_eigenvalue_add_up() -> None:
     assert abs(own - float(profile[""].total.top)) < 1e-10 * largest
 
 
+def test_the_largest_eigenvalue_may_be_known() -> None:
+    """With the eigenvalues of `eigs` nothing is searched, and the numbers are those of the search."""
+    problem = small.problem()
+    H = cl.hessian(problem)
+    searched = cl.profile(problem, samples=4)
+    for found in (cl.eigs(H, 2), cl.eigs(H, 2, "both")):
+        given = cl.profile(problem, samples=4, top=found)
+        for row in searched:
+            own, expected = given[row.path].own.top, row.own.top
+            assert own is not None
+            assert expected is not None
+            assert float(own) == pytest.approx(float(expected), abs=1e-8 * float(found.values[-1]))
+        assert given.hessian.top is not None
+        assert float(given.hessian.top.stderr) <= 1e-6 * float(found.values[-1])
+
+
+def test_eigenvalues_that_are_not_those_of_the_profile() -> None:
+    problem = small.problem()
+    H = cl.hessian(problem)
+    for wrong, message in (
+        (cl.eigs(H, 1), r"top= has 1 eigenvalues at ends='largest'. Their errors need the two largest"),
+        (cl.eigs(H, 1, "both"), r"top= has 2 eigenvalues at ends='both'"),
+        (cl.eigs(H, 2, "smallest"), "ends='smallest'"),
+        (cl.eigs(H["h.0.attn.q"], 2), r"top= has eigenvectors of \d+ numbers, and the problem has"),
+        (cl.eigs(2 * H, 2), "Were the eigenvalues computed at other weights"),
+    ):
+        with pytest.raises(cl.CurvlensError, match=message):
+            cl.profile(problem, samples=4, top=wrong)
+
+
 def test_the_spectral_norm_on_request(exact: dict[str, tuple[float, float, float]]) -> None:
     problem = small.problem()
     profile = cl.profile(problem, samples=4, top=False, spectral=["h.0.attn"])

@@ -202,7 +202,8 @@ class Instrument:
 
     def measure_profile(self, config: Config) -> Mapping[str, Any]:
         """The Gauss–Newton part and the functional part of every module."""
-        found = profile(self.problem, config["samples"], seed=config["seed"], top=config["top"], progress=self.progress)
+        top = self.pairs(config["top"]) if config["top"] else False
+        found = profile(self.problem, config["samples"], seed=config["seed"], top=top, progress=self.progress)
         plain, _ = to_plain(found)
         return {"profile": json.dumps(plain)}
 
@@ -300,6 +301,8 @@ class Instrument:
 
     vectors: Callable[[Any], Tensor]
     """Gives an eigenvector that was measured before, by its key and number; set by the analysis."""
+    pairs: Callable[[str], Eigs]
+    """Gives the eigenvalues of H that were measured before, with their vectors, by their key; set by the analysis."""
 
 
 DENSITY = ("nodes", "weights", "probe", "settled", "coarse_nodes", "coarse_weights", "lower", "upper", "mass")

@@ -148,6 +148,12 @@ class Known:
         return self.last("eigs", operator="H")
 
     @property
+    def two_largest_key(self) -> str | None:
+        """The key of the best search for eigenvalues of H, if it found two or more at each end."""
+        found = self.pairs
+        return found.key if found is not None and found.config["k"] > 1 and len(found.result["values"]) > 3 else None
+
+    @property
     def vectors_key(self) -> str:
         """The key of the first search, whose vectors lines are drawn along: a finer one does not redo them."""
         return self.of("eigs", operator="H")[0].key

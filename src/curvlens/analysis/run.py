@@ -32,6 +32,7 @@ from curvlens.dynamics.stability import require_edges
 from curvlens.errors import CurvlensError, a_kind
 from curvlens.memory import parse_bytes
 from curvlens.problem import Problem
+from curvlens.results import Eigs, Status
 from curvlens.study import Budget, Record, Study, Unit, parse_budget
 from curvlens.study.budget import readable_time
 
@@ -175,7 +176,7 @@ class _Run:
         self.instrument = Instrument(
             problem, shuffled=subject.shuffled(problem, seed), optimizer=optimizer, progress=self._inside
         )
-        self.instrument.vectors = self._vector
+        self.instrument.vectors, self.instrument.pairs = self._vector, self._pairs
         self.known = Known({name: block.size for name, block in problem.blocks.items()})
         self.optimizer, self.minimal = optimizer, minimal
         self.stored: dict[str, Record] = {}
@@ -303,6 +304,15 @@ class _Run:
     def _vector(self, place: Sequence[Any]) -> Tensor:
         key, number = place
         return self.stored[key].tensors["vectors"][:, number].to(self.problem.device)
+
+    def _pairs(self, key: str) -> Eigs:
+        record = self.stored[key]
+        vectors, numbers = record.tensors["vectors"].to(self.problem.device), record.result
+        pairs = (torch.tensor(numbers[x], dtype=torch.float64, device="cpu") for x in ("values", "residuals"))
+        values, residuals = (x.to(vectors) for x in pairs)
+        status, norm = Status(numbers["status"]), float(values.abs().max())
+        converged, tol = torch.tensor(numbers["converged"]), float(record.config["tol"])
+        return Eigs(values, vectors, residuals, converged, status, tol, norm, numbers["products"], 0, "both")
 
     # What it tells
 

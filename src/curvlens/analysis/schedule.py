@@ -266,9 +266,9 @@ def _depth(of: Outline, path: str) -> Step:
     return Step("panels", unit("depth", path=path, samples=4, seed=of.seed), 4 * (PRODUCT + GGN_PRODUCT) * LATER)
 
 
-def _profile(of: Outline, samples: int) -> Unit:
-    """Without the search for the largest eigenvalue, which takes as long as it takes."""
-    return unit("profile", samples=samples, seed=of.seed, top=False)
+def _profile(of: Outline, samples: int, top: str | bool = False) -> Unit:
+    """With the largest eigenvalue if it is known: the search of a profile takes as long as it takes."""
+    return unit("profile", samples=samples, seed=of.seed, top=top)
 
 
 def _some(names: Sequence[str], most: int) -> list[str]:
@@ -304,7 +304,7 @@ def _sharper(of: Outline, known: Known) -> Iterator[Step]:
         for part in parts:
             cost = (SETTING_UP + (8 + 14) * PRODUCT) * share(1 / len(parts), OVERHEAD)
             yield Step("sharp", unit("sharp-part", **part, tol=2e-2, most=14), cost, "H", 1 / len(parts))
-        yield Step("sharp", _profile(of, 16), 16 * PROBE)
+        yield Step("sharp", _profile(of, 16, known.two_largest_key or False), 17 * PROBE)
         for path in of.layers.values():
             yield _depth(of, path)
 

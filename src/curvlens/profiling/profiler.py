@@ -24,8 +24,8 @@ from curvlens.operators.modules import ModulePart, recordings_of, require_path
 from curvlens.problem import Problem
 from curvlens.profiling.forecast import SLICE, Forecast, prepared
 from curvlens.profiling.statistics import Forms, bounded, portion, root_mean
-from curvlens.results import Portion, Profile, Row, Status
-from curvlens.results.profile import above
+from curvlens.results import Eigs, Portion, Profile, Row, Status
+from curvlens.results.profile import above, sum_tolerance
 from curvlens.results.status import worst
 from curvlens.surroundings import as_found
 
@@ -39,7 +39,7 @@ def profile(
     samples: int = 16,
     *,
     seed: int = 0,
-    top: bool = True,
+    top: bool | Eigs = True,
     spectral: bool | Iterable[str] = False,
     memory: int | float | str | None = None,
     announce: Callable[[Forecast], None] | None = None,
@@ -54,7 +54,8 @@ def profile(
         problem: Model, data and loss; the model may be any ``nn.Module``, without changes.
         samples: The number of probes. Each costs about five gradients.
         seed: The seed of the probes.
-        top: Also compute the eigenvector of the largest eigenvalue of H, and the contribution of each term to it.
+        top: Also compute the eigenvector of the largest eigenvalue of H, and the contribution of each term to it. If
+            you have ``eigs(H, 2)`` already, give it: then nothing is searched.
         spectral: Also compute ‖M_m‖₂ by Lanczos: True for all rows, or the paths of some. It costs dozens of products
             for each row.
         memory: The limit for everything, in bytes or as a text like ``"4GiB"``. The data is cut into smaller pieces,
@@ -76,7 +77,10 @@ def profile(
     if not isinstance(spectral, Iterable | bool):
         raise CurvlensError(f"spectral={spectral!r}, expected True, False or paths of modules.")
     wanted = [] if isinstance(spectral, bool) else [spectral] if isinstance(spectral, str) else list(spectral)
-    problem, recordings, forecast = prepared(problem, int(samples), search=top or bool(spectral), memory=memory)
+    if isinstance(top, Eigs):
+        _require_largest(top, problem)
+    search = top is True or bool(spectral)
+    problem, recordings, forecast = prepared(problem, int(samples), search=search, memory=memory)
     for path in wanted:  # a wrong path raises before any long work
         require_path(recordings, path)
     if announce is not None:
@@ -109,8 +113,12 @@ def profile(
     if recordings.blocked:
         return _with_gaps(result, recordings.blocked)
     try:
-        if top:
-            result = _with_top(result, recordings, H, forecast.search, partial(tell, int(samples)))
+        working = partial(tell, int(samples))
+        if top is True:
+            found = eigs(H, min(2, H.shape[0]), memory=forecast.search, progress=lambda done, total: working())
+            result = _with_top(result, recordings, H, found, working)
+        elif top:
+            result = _with_top(result, recordings, H, top, working)
         if spectral:
             paths = list(result.rows) if spectral is True else [result[path].path for path in wanted]
             result = _with_spectral(result, recordings, H, paths, forecast.search, partial(tell, int(samples)))
@@ -249,16 +257,37 @@ def _ordered(kinds: dict[str, str], reached: Iterable[str]) -> list[str]:
     return found
 
 
+def _require_largest(found: Eigs, problem: Problem) -> None:
+    if len(found.vectors) != problem.layout.size:
+        raise CurvlensError(
+            f"top= has eigenvectors of {len(found.vectors):,} numbers, and the problem has {problem.layout.size:,} "
+            "parameters. Give those of its Hessian: top=cl.eigs(cl.hessian(problem), 2)."
+        )
+    least = {"largest": 2, "both": 4}.get(found.ends)
+    if len(found) < (len(found.vectors) if least is None else min(least, len(found.vectors))):
+        raise CurvlensError(
+            f"top= has {len(found)} eigenvalues at ends={found.ends!r}. Their errors need the two largest: give "
+            "top=cl.eigs(cl.hessian(problem), 2), or top=True."
+        )
+
+
 def _with_top(
-    result: Profile, recordings: Recordings, H: Curvature, memory: int, working: Callable[[], None]
+    result: Profile, recordings: Recordings, H: Curvature, found: Eigs, working: Callable[[], None]
 ) -> Profile:
     """The profile with every term's contribution to the largest eigenvalue."""
-    found = eigs(H, k=min(2, H.shape[0]), ends="largest", memory=memory, progress=lambda done, total: working())
-    outer, forms = forms_along(recordings, [found.vectors[:, -1].to(H.dtype).contiguous()], 1, working)
+    outer, forms = forms_along(recordings, [found.vectors[:, -1].to(H.problem.theta).contiguous()], 1, working)
     ggn, own = float(outer), {path: float(form) for path, form in forms.items()}
+    value, residual, along = float(found.values[-1]), float(found.residuals[-1]), ggn + sum(own.values())
+    rounding = sum_tolerance(H.dtype) * (abs(ggn) + sum(map(abs, own.values())))
+    if result.adds_up and abs(along - value) > residual + rounding:
+        raise CurvlensError(
+            f"Along the eigenvector the curvature is {along:.6g}, and not its eigenvalue {value:.6g}. Were the "
+            "eigenvalues computed at other weights, or of another operator? Give top=cl.eigs(cl.hessian(problem), 2), "
+            "or top=True."
+        )
     # Davis and Kahan: the angle of u is wrong by at most residual/gap, and a form changes by twice that
-    gap = float(found.values[-1] - found.values[0]) if len(found) > 1 else math.inf
-    off = min(1.0, float(found.residuals[-1]) / gap) if gap > 0 else 1.0
+    gap = float(found.values[-1] - found.values[-2]) if len(found) > 1 else math.inf
+    off = min(1.0, residual / gap) if gap > 0 else 1.0
 
     def known(x: float, of: Portion) -> Portion:
         error, value = (torch.tensor(y, dtype=torch.float64, device="cpu") for y in (2 * off * float(of.frobenius), x))
@@ -268,7 +297,7 @@ def _with_top(
     for path, row in result.rows.items():
         mine, total = own.get(path, 0.0), totals.get(path, 0.0)
         rows[path] = replace(row, own=known(mine, row.own), total=known(total, row.total))
-    whole_ = known(ggn + sum(own.values()), result.hessian)
+    whole_ = known(along, result.hessian)
     status = worst([result.status, found.status])
     return replace(result, rows=rows, ggn=known(ggn, result.ggn), hessian=whole_, status=status)
 
