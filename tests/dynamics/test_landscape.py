@@ -87,6 +87,34 @@ def test_closed_moments_are_those_of_random_points(around: str, radius: float, d
         assert bool((found.bound.sum(0) ** 2 >= 0.99 * found.true_mean**2).all())
 
 
+@pytest.mark.parametrize("around", ["sphere", "gaussian"])
+def test_the_three_terms(around: str) -> None:
+    """Of Δl + Δgᵀδ + ½ δᵀΔHδ: their squares by Gaussian quadrature in two dimensions, order by order."""
+    problem, radius, k = regression(16, d=2), 0.7, 5
+    basis = torch.eye(2, dtype=D)
+    found = landscape(problem, radius, around=around, basis=basis, ks=[k], orders=20, points=2, seed=3)  # type: ignore[arg-type]
+    loss, g, H = dense(problem)
+    generator = torch.Generator().manual_seed(3 + 1)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(6)
+    if around == "sphere":
+        angles = torch.arange(16, dtype=D) * (2 * math.pi / 16)
+        points, mass = radius * torch.stack([angles.cos(), angles.sin()], 1), torch.full((16,), 1 / 16, dtype=D)
+    else:
+        x, w = torch.tensor(nodes), torch.tensor(weights / weights.sum())
+        points, mass = radius * torch.cartesian_prod(x, x), torch.outer(w, w).flatten()
+    squares, cross = torch.zeros(3, dtype=D), 0.0
+    for _ in range(20):
+        order = torch.randperm(16, generator=generator)
+        dl, dg, dH = (each[order[k]] - each[order[:k]].mean(0) for each in (loss, g, H))
+        constant, linear = dl.expand(len(points)), points @ dg
+        quadratic = ((points @ dH) * points).sum(1) / 2
+        squares += torch.stack([(mass * term.square()).sum() for term in (constant, linear, quadratic)]) / 20
+        cross += float((mass * 2 * constant * quadratic).sum()) / 20
+    assert found.terms is not None
+    torch.testing.assert_close(found.terms[:, 0, 0], squares, rtol=1e-9, atol=0)
+    assert float(found.terms.sum()) + cross == pytest.approx(float(found.second), rel=1e-9)
+
+
 def test_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a problem of the block alone, and as a basis of its unit vectors."""
     torch.manual_seed(0)

@@ -42,15 +42,6 @@ def test_increments_and_distances_by_hand() -> None:
     assert found["rms"]["distance"][:2] == pytest.approx(distances.sqrt().tolist(), rel=1e-9)
 
 
-def test_the_three_terms_of_a_polynomial() -> None:
-    radii = torch.tensor(second_order.RADII, dtype=torch.float64)
-    second = 3.0 + 0.5 * radii**2 + 2.0 * radii**4
-    constant, linear, quadratic = second_order.terms(radii, second)
-    assert constant.tolist() == pytest.approx([3.0] * 6, rel=1e-9)
-    assert linear.tolist() == pytest.approx((0.5 * radii**2).tolist(), rel=1e-6)
-    assert quadratic.tolist() == pytest.approx((2.0 * radii**4).tolist(), rel=1e-6)
-
-
 def test_the_reach_of_the_model() -> None:
     model = torch.ones(6, dtype=torch.float64)
     true = torch.tensor([1.0, 1.1, 1.2, 1.5, 1.0, 9.0], dtype=torch.float64)

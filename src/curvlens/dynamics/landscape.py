@@ -142,7 +142,8 @@ def landscape(
         true_second=true_second,
         true_error=error,
         second_error=probed,
-        bound=torch.stack([torch.stack(each[2:]) for each in moments], 1) if moments else empty.expand(3, 0, -1),
+        bound=torch.stack([torch.stack(each[2:5]) for each in moments], 1) if moments else empty.expand(3, 0, -1),
+        terms=torch.stack([torch.stack(each[5:]) for each in moments], 1) if moments else empty.expand(3, 0, -1),
         gradient_distance=table.far("gradients"),
         hessian_distance=table.far("hessians"),
         gradient_norm=_gradient_norm(problem, mask),
@@ -244,11 +245,11 @@ def _slope(sizes: list[int], squares: Tensor) -> Estimate:
 
 
 def _closed(table: _Orders, radius: float, around: Around) -> tuple[Tensor, ...]:
-    """Mean and second moment of D_k, and the three parts of the bound, by the quadratic model."""
+    """Mean and second moment of D_k, the parts of the bound, and the moments of the terms, by the quadratic model."""
     of, N = table.of, table.of.dimension
     assert of.traces is not None
     assert of.trace_products is not None
-    columns: list[list[Tensor]] = [[], [], [], [], []]
+    columns: list[list[Tensor]] = [[] for _ in range(8)]
     for k in table.sizes:
         factor, w = table.share(k) * (k + 1), table.step(k)
         loss, trace = w @ of.loss, w @ of.traces
@@ -257,13 +258,13 @@ def _closed(table: _Orders, radius: float, around: Around) -> tuple[Tensor, ...]
         traced = table.squares("trace_products", w)
         r2 = radius**2
         if around == "sphere":
-            half = r2 / (2 * N)
-            spread = r2 / N * slope + r2**2 / (2 * N * (N + 2)) * (norm - traced / N)
+            half, linear = r2 / (2 * N), r2 / N * slope
+            spread = r2**2 / (2 * N * (N + 2)) * (norm - traced / N)
         else:
-            half = r2 / 2
-            spread = r2 * slope + r2**2 / 2 * norm
-        mean = loss + half * trace
-        second = loss.square() + 2 * half * loss * trace + half**2 * traced + spread
+            half, linear = r2 / 2, r2 * slope
+            spread = r2**2 / 2 * norm
+        mean, quadratic = loss + half * trace, half**2 * traced + spread
+        second = loss.square() + linear + 2 * half * loss * trace + quadratic
         far = radius if around == "sphere" else radius * math.sqrt(N)
         parts = (
             (factor * mean).mean(),
@@ -271,6 +272,7 @@ def _closed(table: _Orders, radius: float, around: Around) -> tuple[Tensor, ...]
             (factor * loss).abs().mean(),
             (factor * slope.sqrt()).mean() * far,
             (factor * norm.sqrt()).mean() * far**2 / 2,
+            *((factor.square() * term).mean() for term in (loss.square(), linear, quadratic)),
         )
         for column, part in zip(columns, parts, strict=True):
             column.append(part)

@@ -58,6 +58,9 @@ class Landscape(Result):
     status: Status
     second_error: Tensor | None = None
     """(R, K): the standard error of ``second``, over the probes; 0 in the span of a basis, NaN with 2 probes."""
+    terms: Tensor | None = None
+    """(3, R, K): E of the squares of Δl, of Δgᵀδ and of ½ δᵀΔHδ, by the quadratic model. With E Δl δᵀΔHδ they make up
+    ``second``."""
     products: int = 0
     note: str = ""
     provenance: Provenance = field(default_factory=dict)

@@ -58,11 +58,10 @@ def measure(config: Config) -> Mapping[str, Any]:
         probes=8,
         seed=config["seed"],
     )
-    constant, linear, quadratic = terms(found.radii, found.second[:, 0])
+    assert found.terms is not None
+    roots = found.terms[:, :, 0].clamp(min=0).sqrt().tolist()
     return {
-        "constant": constant.clamp(min=0).sqrt().tolist(),
-        "linear": linear.clamp(min=0).sqrt().tolist(),
-        "quadratic": quadratic.clamp(min=0).sqrt().tolist(),
+        **dict(zip(_NAMES, roots, strict=True)),
         "true": found.true_second[:, 0].clamp(min=0).sqrt().tolist(),
         "holds": reach(found.second[:, 0], found.true_second[:, 0], found.true_error[:, 0]),
         "gradient": found.gradient_norm,
@@ -74,14 +73,6 @@ def reach(model: Tensor, true: Tensor, error: Tensor) -> float | None:
     well = ((true - model).abs() <= (AGREEMENT * model).maximum(2 * error)) & (2 * error <= NOISE * model)
     count = int(well.long().cumprod(0).sum())
     return RADII[count - 1] if count else None
-
-
-def terms(radii: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """E D² at every radius is a + b r² + c r⁴ exactly: its three terms, from their values at all radii."""
-    r2 = radii.square()
-    design = torch.stack([torch.ones_like(r2), r2, r2.square()], 1)
-    a, b, c = torch.linalg.lstsq(design / second[:, None], torch.ones_like(second)[:, None]).solution[:, 0]
-    return a.expand_as(r2), b * r2, c * r2.square()
 
 
 def report(records: Sequence[Record]) -> Report:
@@ -162,4 +153,5 @@ SECOND_ORDER = Experiment(
     points,
     measure,
     report,
+    revision=2,
 )
