@@ -21,7 +21,7 @@ def begun(problem: Problem, groups: list[Group]) -> tuple[list[Group], str]:
     waiting = [name for group in groups for name in group.names if _waits(group, name)]
     if not waiting:
         return groups, ""
-    squares = problem.layout.unflatten(problem.gradient().double().square())
+    squares = problem.layout.unflatten(problem.gradient().to(torch.float64, copy=True).square_())
     filled = []
     for group in groups:
         state = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from curvlens.dynamics.edge import Edge, conventions, edges, flattened
@@ -71,9 +73,8 @@ def stability(
     """
     require_problem(problem, "stability")
     own = read(problem, optimizer, order, fresh=fresh, edged=True)
-    groups, note = begun(problem, own) if fresh else (own, "")
-    found = {name: edge for group in groups for name, edge in edges(group).items()}
-    scale = flattened(problem, {name: edge.scale(name) for name, edge in found.items()})
+    scale, found, groups, note = _scaled(problem, own, fresh=fresh)
+    own = own if update else []  # its moments would take room during the search
     top = eigs(
         _preconditioned(problem, found, scale),
         1,
@@ -90,7 +91,7 @@ def stability(
     shares = {name: float(vector[place].double().square().sum()) for name, place in problem.layout.slices.items()}
     limits = {edge.factor / edge.lr if edge.lr else math.inf for edge in found.values()}
     threshold = max(limits) if max(limits) <= min(limits) * (1 + 1e-9) else None
-    leaving = vector.double() * scale
+    leaving = vector * scale
     return Stability(
         rule=" and ".join(dict.fromkeys(group.kind for group in groups)),
         ratio=ratio,
@@ -112,6 +113,19 @@ def stability(
     )
 
 
+def _scaled(problem: Problem, own: list[Group], *, fresh: bool) -> tuple[Tensor, dict[str, Edge], list[Group], str]:
+    """P̃^-½, flat, and the edges and groups without P and moments: in float64 each is twice as large as the model."""
+    groups, note = begun(problem, own) if fresh else (own, "")
+    scale, found = torch.empty(problem.layout.size, dtype=torch.float64, device=problem.device), dict[str, Edge]()
+    for group in groups:
+        for name in group.names:
+            (edge,) = edges(replace(group, names=[name])).values()
+            scaled = edge.scale(name)
+            scale[problem.layout.slices[name]] = scaled.reshape(-1).to(scale) if isinstance(scaled, Tensor) else scaled
+            found[name] = replace(edge, P=None)
+    return scale.to(problem.dtype), found, [replace(group, state={}) for group in groups], note
+
+
 def require_edges(problem: Problem, optimizer: Any) -> None:
     """Raise for an optimiser whose edge cannot be computed, before anything is."""
     groups, _ = begun(problem, read(problem, optimizer, None, fresh=True, edged=True))
@@ -121,11 +135,11 @@ def require_edges(problem: Problem, optimizer: Any) -> None:
 
 def _preconditioned(problem: Problem, found: dict[str, Edge], scale: Tensor) -> Operator:
     """P̃^-½ (H + γ) P̃^-½."""
-    D = diagonal(scale.to(problem.dtype))
+    D = diagonal(scale)
     operator: Operator = D @ hessian(problem) @ D
     if any(edge.decay for edge in found.values()):
         decay = flattened(problem, {name: edge.decay for name, edge in found.items()})
-        operator = operator + diagonal((scale.square() * decay).to(problem.dtype))
+        operator = operator + diagonal((scale.double().square() * decay).to(problem.dtype))
     return operator
 
 

@@ -41,12 +41,11 @@ class Copies:
 
     def __init__(self, problem: Problem, groups: list[Group], gradient: Tensor) -> None:
         self.problem = problem
-        start = problem.layout.unflatten(gradient.double())
-        theta = problem.layout.unflatten(problem.theta.double())
+        start, theta = problem.layout.unflatten(gradient), problem.layout.unflatten(problem.theta)
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         for group in groups:
-            own = {name: nn.Parameter(theta[name].clone()) for name in group.names}
+            own = {name: nn.Parameter(_exactly(theta[name])) for name in group.names}
             if group.kind == "Preconditioned" and group.options["factor"] != 2:
                 raise CurvlensError(WITHOUT_MOMENTUM.format(group.options["factor"]))
             kind = {**CLASSES, "Preconditioned": _Scaled}[group.kind]
@@ -55,7 +54,7 @@ class Copies:
             for name, p in own.items():
                 state = {k: _copied(k, x) for k, x in group.state.get(name, {}).items()}
                 if "exp_avg_sq" in state and "step" not in state:
-                    state |= {"exp_avg": start[name].clone(), "step": torch.tensor(SETTLED)}
+                    state |= {"exp_avg": _exactly(start[name]), "step": torch.tensor(SETTLED)}
                 if state:
                     optimizer.state[p] = state
             self.parameters |= own
@@ -69,9 +68,9 @@ class Copies:
 
     def step(self, gradient: Tensor) -> None:
         """One step of all groups with a flat gradient."""
-        for name, part in self.problem.layout.unflatten(gradient.double()).items():
-            if name in self.parameters:
-                self.parameters[name].grad = part.clone()
+        parts = self.problem.layout.unflatten(gradient)
+        for name, p in self.parameters.items():
+            p.grad = _exactly(parts[name])
         for optimizer in self.optimizers:
             optimizer.step()
 
@@ -79,4 +78,9 @@ class Copies:
 def _copied(key: str, value: object) -> object:
     if not isinstance(value, Tensor):
         return value
-    return value.detach().clone() if key == "step" else value.detach().double().clone()
+    return value.detach().clone() if key == "step" else _exactly(value)
+
+
+def _exactly(x: Tensor) -> Tensor:
+    """A copy in float64."""
+    return x.detach().to(torch.float64, copy=True)

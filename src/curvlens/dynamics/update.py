@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -153,8 +154,16 @@ def _critical(walk: Walk, length: float, guess: float) -> tuple[float, Status]:
 
 
 def step(problem: Problem, groups: list[Group], gradient: Tensor) -> Tensor:
-    """θ_before − θ_after, by torch's own step on copies in float64."""
-    copies = Copies(problem, groups, gradient)
-    before = copies.theta
-    copies.step(gradient)
-    return (before - copies.theta).to(problem.dtype)
+    """θ_before − θ_after, by torch's own step on copies in float64, one parameter after the other.
+
+    All of these rules move each parameter by itself, so that no copy of the whole model is needed.
+    """
+    found = torch.zeros_like(problem.theta)
+    for group in groups:
+        for name in group.names:
+            copies = Copies(problem, [replace(group, names=[name])], gradient)
+            moved = copies.parameters[name]
+            before = moved.detach().clone()
+            copies.step(gradient)
+            found[problem.layout.slices[name]] = (before - moved.detach()).reshape(-1).to(found)
+    return found
