@@ -16,6 +16,7 @@ import torch
 
 import curvlens as cl
 from curvlens.analysis import Now
+from curvlens.study import Study
 from subjects import numbers, problem
 
 BUDGET = "260 gradients"
@@ -71,6 +72,24 @@ def test_interrupts_write_the_page(whole: dict[str, Any], tmp_path: Path) -> Non
     assert found.content["ended"] == "interrupted"
     assert "interrupted" in (tmp_path / "run" / "index.html").read_text()
     assert len(found.content["cells"]["G"]["trace"]) == len(problem().blocks)
+    cl.analyze(problem(), tmp_path / "run", BUDGET)
+    assert dict(numbers(read(tmp_path / "run"))) == dict(numbers(whole))
+
+
+def test_an_interrupt_within_a_unit_ends_the_analysis(whole: dict[str, Any], tmp_path: Path) -> None:
+    """Estimates keep what an interrupt leaves of them. Nothing would ever finish a unit that did."""
+    seen: list[Now] = []
+
+    def interrupt(now: Now) -> None:
+        if now.stage == "blocks" and now.inside is not None and now.inside[0] > 3 and not seen:
+            seen.append(now)
+            raise KeyboardInterrupt
+
+    found = cl.analyze(problem(), tmp_path / "run", BUDGET, progress=interrupt)
+    assert seen
+    assert found.content["ended"] == "interrupted"
+    for record in Study(tmp_path / "run").records("block").values():
+        assert record.result["trace"][2] >= record.config["samples"]
     cl.analyze(problem(), tmp_path / "run", BUDGET)
     assert dict(numbers(read(tmp_path / "run"))) == dict(numbers(whole))
 

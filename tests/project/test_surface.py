@@ -18,7 +18,7 @@ import curvlens as cl
 from test_docs import ROOT, blocks, pages
 
 INTERNAL = {
-    *("analysis", "batches", "blocks", "checksum", "checkup", "cli", "errors", "files", "linalg"),
+    *("analysis", "batches", "blocks", "checksum", "checkup", "cli", "errors", "files", "interrupts", "linalg"),
     *("memory", "papers", "precision", "problem", "profiling", "report"),
     "surroundings",
 }

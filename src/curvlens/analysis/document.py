@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from curvlens.analysis import heads
-from curvlens.analysis.estimates import cautious, enclosed, estimate, pooled, pooled_norm, shown, total
+from curvlens.analysis.estimates import cautious, difference, enclosed, estimate, pooled, pooled_norm, shown, total
 from curvlens.analysis.extremes import atoms, condition, gap
 from curvlens.analysis.instrument import DENSITY
 from curvlens.analysis.known import Known
@@ -133,7 +133,7 @@ def whole(known: Known) -> dict[str, dict[str, Any]]:
 
 
 def _whole_estimates(known: Known, letter: str) -> dict[str, Estimate]:
-    """Trace and norm of the whole, from its own finest probes; without these the trace from all blocks."""
+    """Trace and norm of the whole, from its own finest probes; the trace may be better known from all blocks."""
     found: dict[str, Estimate] = {}
     for quantity, pool in (("trace", pooled), ("norm", pooled_norm)):
         own = [record for record in known.of("whole", operator=letter) if quantity in record.result]
@@ -141,15 +141,31 @@ def _whole_estimates(known: Known, letter: str) -> dict[str, Estimate]:
             most = max(record.config["samples"] for record in own)
             finest = [record.result[quantity] for record in own if record.config["samples"] == most]
             found[quantity] = pool([cautious(estimate(numbers)) for numbers in finest])
-    traces = known.cells(letter, "trace")
-    if "trace" not in found and len(traces) == len(known.blocks):
-        # Blocks of G come from the same passes: their errors add up, at worst linearly. Those of H are independent.
-        parts = list(traces.values())
-        found["trace"] = total(parts)
-        if letter == "G":
-            stderr = torch.stack([each.stderr for each in parts]).sum()
-            found["trace"] = replace(found["trace"], stderr=stderr, dof=min(each.dof for each in parts))
+    parts = _over_blocks(known, letter)
+    if parts is not None and ("trace" not in found or _width(parts) < _width(found["trace"])):
+        found["trace"] = parts
     return found
+
+
+def _over_blocks(known: Known, letter: str) -> Estimate | None:
+    """The trace as the sum over all blocks, if each was measured; that of F is the difference of those of H and G."""
+    if letter == "F":
+        both = [_over_blocks(known, each) for each in "HG"]
+        return None if both[0] is None or both[1] is None else difference(both[0], both[1])
+    parts = list(known.cells(letter, "trace").values())
+    if not parts or len(parts) < len(known.blocks):
+        return None
+    summed = total(parts)
+    if letter == "H":
+        return summed
+    # Blocks of G come from the same passes: their errors add up, at worst linearly. Those of H are independent.
+    stderr = torch.stack([each.stderr for each in parts]).sum()
+    return replace(summed, stderr=stderr, dof=min(each.dof for each in parts))
+
+
+def _width(estimate: Estimate) -> float:
+    low, high = estimate.interval()
+    return float(high - low)
 
 
 def _from_density(density: Density) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from curvlens.dynamics.advice import sentences
 from curvlens.dynamics.recommendations import recommendations
 from curvlens.dynamics.stability import require_edges
 from curvlens.errors import CurvlensError, a_kind
+from curvlens.interrupts import all_or_nothing
 from curvlens.memory import parse_bytes
 from curvlens.problem import Problem
 from curvlens.results import Eigs, Status
@@ -292,7 +293,7 @@ class _Run:
 
     def _measured(self, unit: Unit) -> Record:
         start = time.perf_counter()
-        found = self.instrument.work()[unit.kind](unit.config)
+        found = all_or_nothing(lambda: self.instrument.work()[unit.kind](unit.config))
         result, tensors = (found, {}) if isinstance(found, Mapping) else (found.result, found.tensors)
         return Record(unit.kind, unit.revision, unit.config, result, time.perf_counter() - start, tensors)
 

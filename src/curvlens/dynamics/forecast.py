@@ -24,6 +24,7 @@ from curvlens.dynamics.provenance import provenance
 from curvlens.dynamics.separated import Separated
 from curvlens.dynamics.stepping import WITHOUT_MOMENTUM, Copies
 from curvlens.errors import CurvlensError, NonFiniteLossError, listing
+from curvlens.interrupts import must_be_whole
 from curvlens.linalg.counted import whole
 from curvlens.operators import hessian
 from curvlens.operators.base import Progress
@@ -370,6 +371,8 @@ def _true(
                 break
             tick()
     except KeyboardInterrupt:
+        if must_be_whole():
+            raise
         status, far = Status.INTERRUPTED, far[: len(found)]
     make: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
     return torch.tensor(found, **make), torch.tensor(far, **make), status

@@ -14,6 +14,7 @@ from curvlens._evaluation.third import courses
 from curvlens.dynamics.direction import Direction, flat, length_of
 from curvlens.dynamics.provenance import provenance
 from curvlens.errors import CurvlensError, NonFiniteLossError
+from curvlens.interrupts import must_be_whole
 from curvlens.linalg.counted import whole
 from curvlens.linalg.vectors import dot, norm
 from curvlens.operators import hessian
@@ -97,7 +98,7 @@ def line(
         else:
             status, note = walk.search(int(evaluations))
     except KeyboardInterrupt:
-        if 0.0 not in walk.losses:
+        if must_be_whole() or 0.0 not in walk.losses:
             raise
         status, note = Status.INTERRUPTED, f"interrupted after {walk.evaluations} forward passes"
     return walk.result(status, note)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from curvlens.interrupts import must_be_whole
 from curvlens.linalg.basis import Basis
 from curvlens.linalg.counted import CountedOperator
 from curvlens.linalg.lanczos import Lanczos
@@ -89,7 +90,7 @@ def deflate(
             if outlook.rest <= outlook.done or not pays:
                 break
     except KeyboardInterrupt:
-        if not lanczos.valid or not lanczos.size:
+        if must_be_whole() or not lanczos.valid or not lanczos.size:
             raise
         interrupted = True
     return Deflation(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
+from curvlens.interrupts import must_be_whole
 from curvlens.linalg.basis import Basis, BasisPlace, budget
 from curvlens.linalg.counted import CountedOperator, warn, whole
 from curvlens.linalg.lanczos import Lanczos
@@ -96,7 +97,7 @@ def density(
         for i in range(probes):
             runs.append(_quadrature(products, basis, steps, seed, i))
     except KeyboardInterrupt:
-        if not runs:
+        if must_be_whole() or not runs:
             raise
         status, note = Status.INTERRUPTED, f"interrupted after {len(runs)} of {probes} probes"
         warn(f"The density was {note}; its error is for the probes that were done.")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from curvlens.interrupts import must_be_whole
 from curvlens.linalg.basis import Basis, BasisPlace
 from curvlens.linalg.counted import CountedOperator, warn
 from curvlens.linalg.lanczos import Lanczos
@@ -69,7 +70,7 @@ def eigs(
     try:
         status, note = search.run()
     except KeyboardInterrupt:
-        if search.lanczos.size < 2 or not search.lanczos.valid:
+        if must_be_whole() or search.lanczos.size < 2 or not search.lanczos.valid:
             raise
         note = f"interrupted after {products.count} products"
         return search.result(Status.INTERRUPTED, note, explicit=False)
@@ -195,6 +196,8 @@ class _Search:
             try:
                 values, residuals = _polish(X, products)
             except KeyboardInterrupt:
+                if must_be_whole():
+                    raise
                 status, note = Status.INTERRUPTED, f"interrupted after {products.count} products"
         order = values.argsort()
         values, residuals = values[order], residuals[order]

@@ -24,6 +24,7 @@ from curvlens._evaluation.graph import Parts
 from curvlens.blocks import Blocks, By, Layout
 from curvlens.blocks.parts import Part
 from curvlens.errors import CurvlensError, listing
+from curvlens.interrupts import must_be_whole
 from curvlens.linalg.basis import BasisPlace
 from curvlens.linalg.basis import budget as room_for
 from curvlens.linalg.counted import CountedOperator, warn
@@ -129,7 +130,7 @@ def all_blocks(
                     "reached."
                 )
     except KeyboardInterrupt:
-        if not found.sampled:
+        if must_be_whole() or not found.sampled:
             raise
         status, note = Status.INTERRUPTED, f"interrupted after {found.sampled} samples"
         warn(f"The {NAMES[quantity]} by {by} was {note}; the errors are for the samples that were done.")

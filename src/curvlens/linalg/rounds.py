@@ -15,6 +15,7 @@ import torch
 
 from curvlens.blocks import By
 from curvlens.errors import CurvlensError, listing
+from curvlens.interrupts import must_be_whole
 from curvlens.linalg.counted import CountedOperator, warn
 from curvlens.linalg.limits import Spending, gradients
 from curvlens.linalg.sampling import FEWEST, Options, Quantity, SamplingPlan, estimate, sampling_plan
@@ -45,7 +46,7 @@ def each_block(
             if not work.measure(name, block):
                 break
     except KeyboardInterrupt:
-        if not work.found:
+        if must_be_whole() or not work.found:
             raise
         interrupted = True
     found = {name: work.found.get(name) or not_measured() for name in blocks}

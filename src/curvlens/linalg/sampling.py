@@ -11,6 +11,7 @@ from scipy import special
 from torch import Tensor
 
 from curvlens.errors import CurvlensError
+from curvlens.interrupts import must_be_whole
 from curvlens.linalg.basis import Basis, BasisPlace
 from curvlens.linalg.basis import budget as room_for
 from curvlens.linalg.counted import CountedOperator, warn, whole
@@ -125,7 +126,7 @@ def estimate(
     try:
         status, note = run.go(plan)
     except KeyboardInterrupt:
-        if run.count < 2:
+        if must_be_whole() or run.count < 2:
             raise
         status, note = Status.INTERRUPTED, f"interrupted after {products.count} products"
         if not parts.interrupted:

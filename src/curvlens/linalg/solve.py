@@ -15,6 +15,7 @@ from torch import Tensor
 
 from curvlens.blocks import require_real
 from curvlens.errors import CurvlensError
+from curvlens.interrupts import must_be_whole
 from curvlens.linalg.counted import CountedOperator, warn, whole
 from curvlens.linalg.vectors import dot, norm
 from curvlens.operators.base import Progress
@@ -118,6 +119,8 @@ def solve(
                 if history[-1] <= best:
                     best_x.copy_(x)
         except KeyboardInterrupt:
+            if must_be_whole():
+                raise
             status, note = Status.INTERRUPTED, f"interrupted after {products.count} products"
         except _NegativeCurvatureError:
             status = Status.NEGATIVE_CURVATURE
@@ -134,6 +137,8 @@ def solve(
         try:
             seen = _least_squares(product, x, rhs, largest, lambda: products.count >= limit - 2)
         except KeyboardInterrupt:
+            if must_be_whole():
+                raise
             seen, status, note = 0.0, Status.INTERRUPTED, f"interrupted after {products.count} products"
         residual = norm(rhs - product(x)) / size
         converged = residual <= rtol

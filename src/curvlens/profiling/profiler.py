@@ -15,6 +15,7 @@ from curvlens._evaluation.recording import Recording
 from curvlens._evaluation.recordings import Recordings
 from curvlens._evaluation.sums import Table, summed
 from curvlens.errors import CurvlensError, NotedWarning
+from curvlens.interrupts import must_be_whole
 from curvlens.linalg.counted import CountedOperator, warn, whole
 from curvlens.linalg.eigs import eigs
 from curvlens.operators import hessian
@@ -99,7 +100,7 @@ def profile(
             terms.add(recordings, H, [probes.signs(i).to(H.dtype) for i in group], working)
             tell(group.stop)
     except KeyboardInterrupt:
-        if len(terms) < FEWEST:
+        if must_be_whole() or len(terms) < FEWEST:
             raise
         status, note = Status.INTERRUPTED, f"interrupted after {len(terms)} of {samples} probes"
         warn(
@@ -123,6 +124,8 @@ def profile(
             paths = list(result.rows) if spectral is True else [result[path].path for path in wanted]
             result = _with_spectral(result, recordings, H, paths, forecast.search, partial(tell, int(samples)))
     except KeyboardInterrupt:
+        if must_be_whole():
+            raise
         note = "interrupted while eigenvalues were sought"
         warn(f"The profile was {note}; the estimates from the probes are complete.", NotedWarning)
         result = replace(_noted(result, note), status=Status.INTERRUPTED)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from curvlens.errors import CurvlensError, listing
+from curvlens.interrupts import all_or_nothing
 from curvlens.memory import give_back
 from curvlens.study.budget import Budget, parse_budget
 from curvlens.study.folder import Study
@@ -176,7 +177,8 @@ def _do(unit: Unit, work: Work, threads: int | None) -> _Ended:
         torch.set_num_threads(threads)
     start = time.perf_counter()
     try:
-        found = work(copy.deepcopy(dict(unit.config)))  # the function may write into its configuration
+        config = copy.deepcopy(dict(unit.config))  # the function may write into its configuration
+        found = all_or_nothing(lambda: work(config))
         found = found if isinstance(found, Measured) else Measured(found)
         seconds = time.perf_counter() - start
         record = Record(unit.kind, unit.revision, unit.config, found.result, seconds, found.tensors)
