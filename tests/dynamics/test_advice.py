@@ -50,7 +50,7 @@ def said(**changes: Any) -> str:
 
 def test_where_it_sits() -> None:
     # 60 of 100; the error of the share is √((0.4·2)² + (0.6·√(1+1+.04+.09))²)/100 = 1.2 %
-    assert "embed holds 60 ± 1 % of the Gauss–Newton trace, of 3 layers and other blocks." in said()
+    assert "embed holds 60 ± 1.2 % of the Gauss–Newton trace, of 3 layers and other blocks." in said()
 
 
 def test_not_where_a_block_is_missing() -> None:
@@ -72,7 +72,7 @@ def test_negative_curvature() -> None:
 
 
 def test_the_functional_part() -> None:
-    assert "The trace of H is 10 ± 2 % below that of the Gauss–Newton matrix" in said()
+    assert "The trace of H is 10 ± 2.2 % below that of the Gauss–Newton matrix" in said()
     near = {"H": {"trace": cell(99.0, 2.0)}, "G": {"trace": cell(100.0, 1.0)}}
     assert "equals that of the Gauss–Newton matrix within 4.5 %" in said(whole=near)
     unknown = {"H": {"trace": cell(99.0, 40.0)}, "G": {"trace": cell(100.0, 1.0)}}
@@ -92,6 +92,12 @@ def test_own_steps() -> None:
 def test_shuffled_input(shuffled: float | None, warned: bool) -> None:
     found = sentences(content(sanity={"shuffled_loss": shuffled}))
     assert any(sentence.tone == "bad" for sentence in found) == warned
+
+
+def test_a_little_higher_is_not_called_not_higher() -> None:
+    found = sentences(content(point={"loss": 6.926}, sanity={"shuffled_loss": 6.948}))[0].text
+    assert "input (6.95) is not clearly higher than the loss (6.93), which means by more than 2 %." in found
+    assert "trained briefly or not at all" in found
 
 
 @pytest.mark.parametrize(("ratio", "tone"), [(0.3, "good"), (0.95, "warn"), (1.2, "bad")])
@@ -150,7 +156,12 @@ def test_noise() -> None:
 
 def test_numbers() -> None:
     assert [short(x) for x in (137.46, 20512.0, 3e-5, 0.0, 1.0)] == ["137", "2.05e4", "3e-5", "0", "1"]
-    assert [percent(0.712, 0.041), percent(0.0042), percent(1.34, 0.2)] == ["71 ± 4 %", "0.42 %", "134 ± 20 %"]
+    assert [percent(0.712, 0.041), percent(0.0042), percent(1.34, 0.2)] == ["71 ± 4.1 %", "0.42 %", "134 ± 20 %"]
+    assert [percent(-0.871, 0.14), percent(0.3, 1.25), percent(25.0, 0.149)] == [
+        "−87 ± 14 %",
+        "30 ± 120 %",
+        "2500 ± 15 %",
+    ]
 
 
 @pytest.mark.parametrize("value", [0.0, None, math.nan, math.inf, 1e300, 1e-320])

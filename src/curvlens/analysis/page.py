@@ -7,7 +7,7 @@ from typing import Any
 
 from curvlens.analysis import charts, drawer, panels
 from curvlens.analysis.numbers import number, said
-from curvlens.dynamics.advice import percent, short
+from curvlens.dynamics.advice import clearly_higher, percent, short
 from curvlens.report.content import Column, Content, Fold, Link, Mark, Prose, Table, Words
 from curvlens.report.heat_map import OPERATORS, QUANTITIES, HeatMap
 from curvlens.report.page import Page, Section
@@ -58,8 +58,9 @@ def _numbers(content: Document) -> list[str | Mark]:
         found.append(f"loss {short(point['loss'])}")
         twin = sanity.get("shuffled_loss")
         if twin is not None:
-            good = twin > point["loss"] * 1.02
-            found.append(Mark(f" (shuffled input {short(twin)} {'✓' if good else '✗'})", "good" if good else "bad"))
+            good = clearly_higher(twin, point["loss"])
+            judged = "✓" if good else "✗ not clearly higher"
+            found.append(Mark(f" (shuffled input {short(twin)} {judged})", "good" if good else "bad"))
         if sanity.get("accuracy") is not None:
             found.append(f" · accuracy {percent(sanity['accuracy'])}")
     named = (("top", "sharpness λ_max"), ("bottom", "λ_min"), ("trace", "tr H"))
