@@ -73,6 +73,8 @@ def _numbers(content: Document) -> Section:
     rows = []
     for key, about in content["numbers"].items():
         values = [_number(value, share=key in ("functional_share", "H.negative_share")) for value in about["values"]]
+        for place, why in enumerate(about.get("why", ())):
+            values[place] = Mark(f"not known: {why}", "faint") if why else values[place]
         rows.append([about["title"], *values, *_change(last.get(key))])
     heads = [*names, f"difference {_ends(content)}" if len(names) > 2 else "difference", "ratio"]
     columns = [Column("quantity"), *(Column(head, numbers=True) for head in heads), Column("verdict")]

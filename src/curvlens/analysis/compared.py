@@ -123,9 +123,13 @@ def _numbers(documents: Sequence[Document]) -> dict[str, dict[str, Any]]:
     """Numbers of the whole model, a value for each analysis, those that any has."""
     found: dict[str, dict[str, Any]] = {}
 
-    def add(key: str, title: str, letter: str, quantity: str, values: list[dict[str, Any] | None]) -> None:
-        if any(value is not None for value in values):
+    def add(
+        key: str, title: str, letter: str, quantity: str, values: list[dict[str, Any] | None], whys: Sequence[str] = ()
+    ) -> None:
+        if any(value is not None for value in values) or any(whys):
             found[key] = {"title": title, "operator": letter, "quantity": quantity, "values": values}
+        if any(whys):
+            found[key]["why"] = list(whys)
 
     points, wholes = ([_mapping(document, key) for document in documents] for key in ("point", "whole"))
     add("loss", "loss", "", "loss", [exactly(point.get("loss")) for point in points])
@@ -141,9 +145,16 @@ def _numbers(documents: Sequence[Document]) -> dict[str, dict[str, Any]]:
         if quantity == "norm":
             shares = [_functional_share(whole) for whole in wholes]
             add("functional_share", "functional share tr F / tr G", "F", "functional_share", shares)
-    scales = [number(_mapping(document, "noise").get("scale")) for document in documents]
-    add("noise_scale", "gradient noise scale, in samples", "", "noise_scale", scales)
+    noises = [_mapping(_mapping(document, "noise"), "scale") for document in documents]
+    scales, whys = [number(each) for each in noises], [_why(each) for each in noises]
+    add("noise_scale", "gradient noise scale, in samples", "", "noise_scale", scales, whys)
     return found
+
+
+def _why(found: Document) -> str:
+    """Why a number is not known although it was measured; empty if it is, or if it was not."""
+    why = found.get("why")
+    return why if found.get("value") is None and isinstance(why, str) else ""
 
 
 def _functional_share(whole: Document) -> dict[str, Any] | None:

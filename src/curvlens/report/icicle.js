@@ -214,7 +214,7 @@ function icicle(root, data) {
       ...ticks.map((tick, i) => {
         const factor = data.quantities[quantity].unit ? 100 : 1;
         const bound = tick === 1 ? "≥ " : tick === -1 ? "≤ " : "";
-        const text = String(Number((factor * tick * largest).toPrecision(3))).replace("-", "−") + data.quantities[quantity].unit;
+        const text = Number((factor * tick * largest).toPrecision(3)) + data.quantities[quantity].unit;
         const span = make("span", bound + text.replace("-", "−"));
         span.style.left = (100 * i) / (ticks.length - 1) + "%";
         return span;
