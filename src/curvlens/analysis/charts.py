@@ -21,7 +21,7 @@ Spec = dict[str, Any]
 Cell = Mapping[str, Any]
 LONGEST = 60
 """Characters of a name on a chart."""
-_LABELS = (
+LABELS = (
     "datum.value == 0 ? '0' : abs(datum.value) >= 1e4 || abs(datum.value) < 1e-3 ? "
     "replace(format(datum.value, '~e'), 'e+', 'e') : format(datum.value, '~r')"
 )
@@ -65,7 +65,7 @@ def _decades(least: float) -> list[float]:
 def _eigenvalues(alt: Any, most: float, title: str | None, count: int) -> Any:
     """A logarithmic axis, mirrored at 0."""
     scale = alt.Scale(type="symlog", constant=most * 1e-6, domain=[-most, most], nice=False)
-    axis = alt.Axis(values=_powers(most, count), labelExpr=_LABELS, labelOverlap=True, grid=False)
+    axis = alt.Axis(values=_powers(most, count), labelExpr=LABELS, labelOverlap=True, grid=False)
     return alt.X("x:Q", title=title, scale=scale, axis=axis)
 
 
@@ -98,7 +98,7 @@ def density(
     colour = COLOURS[picture["operator"]]
     x = _eigenvalues(alt, most, "eigenvalue λ", 6)
     scale = alt.Scale(type="log", domain=[least, 1.0])
-    axis = alt.Axis(labelExpr=_LABELS, values=_decades(least), minExtent=36)
+    axis = alt.Axis(labelExpr=LABELS, values=_decades(least), minExtent=36)
     y = alt.Y("share:Q", title="share of eigenvalues in a bin", scale=scale, axis=axis)
     base = alt.Chart(data(_steps(picture, least))).encode(x=x)
     band = base.mark_area(opacity=0.2, interpolate="step-after", color=colour).encode(
@@ -152,10 +152,10 @@ def roles(pictures: Sequence[Mapping[str, Any]]) -> Spec:
     order = list(dict.fromkeys(record["name"] for record in records))
     x = _eigenvalues(alt, largest(pictures), "λ", 2)
     scale = alt.Scale(type="log", domain=[least, 1.0])
-    y = alt.Y("share:Q", title="share", scale=scale, axis=alt.Axis(labelExpr=_LABELS, values=_decades(least)[::2]))
+    y = alt.Y("share:Q", title="share", scale=scale, axis=alt.Axis(labelExpr=LABELS, values=_decades(least)[::2]))
     base = alt.Chart().encode(x=x)
     band = base.mark_area(opacity=0.2, interpolate="step-after", color=INK).encode(
-        y=alt.Y("low:Q", scale=scale, title="share", axis=alt.Axis(labelExpr=_LABELS, values=_decades(least)[::2])),
+        y=alt.Y("low:Q", scale=scale, title="share", axis=alt.Axis(labelExpr=LABELS, values=_decades(least)[::2])),
         y2="high:Q",
     )
     line = base.mark_line(interpolate="step-after", color=INK, strokeWidth=1.1).encode(y=y)
@@ -192,7 +192,7 @@ def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
     base = alt.Chart().encode(
         x=alt.X("t:Q", title="distance along the unit eigenvector", axis=alt.Axis(tickCount=5, grid=False)),
         y=alt.Y(
-            "loss:Q", title="loss (nats)", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, labelExpr=_LABELS)
+            "loss:Q", title="loss (nats)", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, labelExpr=LABELS)
         ),
         color=alt.Color("kind:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
         tooltip=["kind:N", alt.Tooltip("t:Q", format=".3g"), alt.Tooltip("loss:Q", format=".4g")],
@@ -236,7 +236,7 @@ def parts(records: Sequence[Mapping[str, Any]]) -> Spec:
     colour = alt.Color(
         "operator:N", scale=scale, legend=alt.Legend(title=None, orient="top", labelExpr=words, labelLimit=0)
     )
-    bar = base.mark_bar().encode(y=alt.Y("value:Q", title="trace", axis=alt.Axis(labelExpr=_LABELS)), color=colour)
+    bar = base.mark_bar().encode(y=alt.Y("value:Q", title="trace", axis=alt.Axis(labelExpr=LABELS)), color=colour)
     error = base.mark_rule(color=INK).encode(y="low:Q", y2="high:Q")
     return _spec(alt.layer(bar, error).properties(width=_columns(order, 60), height=200), widest=1100)
 
@@ -266,7 +266,7 @@ def curves(records: Sequence[Mapping[str, Any]], title: str) -> Spec:
     order = list(dict.fromkeys(record["layer"] for record in shown))
     kinds = list(dict.fromkeys(record["operator"] for record in shown))
     scale = alt.Scale(domain=kinds, range=[{**COLOURS, **KINDS}[kind] for kind in kinds])
-    axis = alt.Axis(labelExpr=_LABELS, values=_sizes(shown))
+    axis = alt.Axis(labelExpr=LABELS, values=_sizes(shown))
     base = alt.Chart(data(shown)).encode(
         x=alt.X("layer:N", sort=order, title="layer", axis=alt.Axis(labelAngle=-40, labelLimit=100, labelOverlap=True)),
         color=alt.Color("operator:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
@@ -353,7 +353,7 @@ def rates(records: Sequence[tuple[str, Cell]], lines: Mapping[str, Cell]) -> Spe
         if rule in lines
     ]
     scale = alt.Scale(type="log", domain=[start, end], nice=False)
-    axis = alt.Axis(labelExpr=_LABELS, values=_between(start, end), grid=False)
+    axis = alt.Axis(labelExpr=LABELS, values=_between(start, end), grid=False)
     x = alt.X("value:Q", title="largest stable learning rate", scale=scale, axis=axis)
     y = _optimisers(alt, shown)
     base = alt.Chart(data(shown)).encode(y=y)
