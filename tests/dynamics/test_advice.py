@@ -50,7 +50,10 @@ def said(**changes: Any) -> str:
 
 def test_where_it_sits() -> None:
     # 60 of 100; the error of the share is √((0.4·2)² + (0.6·√(1+1+.04+.09))²)/100 = 1.2 %
-    assert "embed holds 60 ± 1.2 % of the Gauss–Newton trace, of 3 layers and other blocks." in said()
+    assert (
+        "embed holds 60 ± 1.2 % of the Gauss–Newton trace, in a model with 2 layers and 1 block outside of layers."
+        in said()
+    )
 
 
 def test_not_where_a_block_is_missing() -> None:

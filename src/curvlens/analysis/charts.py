@@ -179,18 +179,28 @@ def bars(records: Sequence[tuple[str, float]], title: str) -> Spec:
     return _spec(chart.properties(width="container", height=18 * len(shown)), widest=560)
 
 
+WIDER = 1.5
+"""A line is drawn up to the first loss beyond so many times its radius of agreement: where the two have parted."""
+SMOOTH = 120
+"""Steps of a drawn parabola."""
+
+
 def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
-    """The loss along eigenvectors: true, and by the quadratic model."""
+    """The loss along eigenvectors, where it was computed, and the quadratic model as a parabola, near where they part.
+
+    Dashed verticals are at the radii of agreement.
+    """
     alt = altair()
-    records = []
-    for which, line in found:
-        for t, loss, model in zip(line["radii"], line["losses"], line["model"], strict=True):
-            for kind, value in (("loss", loss), ("quadratic model", model)):
-                if value is not None and math.isfinite(value):
-                    records.append({"t": t, "loss": value, "kind": kind, "which": which})
+    records = [{**record, "which": which} for which, line in found for record in _line(line)]
     scale = alt.Scale(domain=["loss", "quadratic model"], range=[INK, ORANGE])
     base = alt.Chart().encode(
-        x=alt.X("t:Q", title="distance along the unit eigenvector", axis=alt.Axis(tickCount=5, grid=False)),
+        x=alt.X(
+            "t:Q",
+            title="distance along the unit eigenvector",
+            axis=alt.Axis(tickCount=5, grid=False, labelExpr=LABELS, labelOverlap=True),
+        ),
+    )
+    drawn = base.transform_filter("datum.kind != 'radius'").encode(
         y=alt.Y(
             "loss:Q", title="loss (nats)", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, labelExpr=LABELS)
         ),
@@ -200,14 +210,37 @@ def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
     dashes = alt.Scale(domain=["loss", "quadratic model"], range=[[1, 0], [5, 3]])
     dash = alt.StrokeDash("kind:N", scale=dashes, legend=alt.Legend(title=None, orient="top"))
     layered = alt.layer(
-        base.mark_line(strokeWidth=1.6).encode(strokeDash=dash),
-        base.mark_point(size=16, filled=True),
+        base.transform_filter("datum.kind == 'radius'").mark_rule(color=INK, opacity=0.35, strokeDash=[2, 3]),
+        drawn.mark_line(strokeWidth=1.6).encode(strokeDash=dash),
+        drawn.transform_filter("datum.kind == 'loss'").mark_point(size=16, filled=True),
         data=data(records),
     )
     chart = layered.properties(width=_WIDTH, height=190).facet(
         alt.Facet("which:N", title=None, sort=[which for which, _ in found]), columns=2
     )
     return _spec(chart.resolve_scale(x="independent", y="independent"), margin=80)
+
+
+def _line(line: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Losses, a parabola of many points from slope and curvature, and the radii, as far as they are shown."""
+    radii, end = line["radii"], _end(line)
+    pairs = [(t, x) for t, x in zip(radii, line["losses"], strict=True) if x is not None and abs(t) <= end]
+    start = next((x for t, x in pairs if t == 0), None)
+    records = [{"t": t, "loss": x, "kind": "loss"} for t, x in pairs if math.isfinite(x)]
+    if start is not None and math.isfinite(start):
+        low, high = max(-end, min(radii)), min(end, max(radii))
+        steps = [low + (high - low) * i / SMOOTH for i in range(SMOOTH + 1)]
+        model = [(t, start + t * line["slope"] + t * t * line["curvature"] / 2) for t in steps]
+        records += [{"t": t, "loss": x, "kind": "quadratic model"} for t, x in model if math.isfinite(x)]
+    edges = [sign * line[side] for side, sign in (("backward", -1), ("forward", 1)) if not line[f"{side}_open"]]
+    return records + [{"t": t, "kind": "radius"} for t in edges if 0 < abs(t) <= end]
+
+
+def _end(line: Mapping[str, Any]) -> float:
+    """How far a line is drawn, on both sides: to a computed loss beyond its larger radius; all of it without one."""
+    sizes, radius = sorted(abs(t) for t in line["radii"]), max(line["forward"], line["backward"])
+    beyond = [size for size in sizes if size >= WIDER * radius]
+    return float(beyond[0] if radius > 0 and beyond else sizes[-1])
 
 
 def _columns(names: Sequence[str], step: int) -> int | str:
@@ -335,15 +368,15 @@ def rates(records: Sequence[tuple[str, Cell]], lines: Mapping[str, Cell]) -> Spe
     ``lines`` has, by optimiser, the rate at which the loss along its step rises again: an orange mark.
     """
     alt = altair()
-    known = [cell["value"] for cell in (*(cell for _, cell in records), *lines.values())]
-    start = min(known) / 4
-    end = max(known) * (max(known) / start) ** 0.9  # room for the words
+    known = [x for cell in (*(cell for _, cell in records), *lines.values()) for x in (cell["value"], ends(cell)[1])]
+    start, most = min(known) / 4, max(known)
+    longest = max(ends(cell)[1] for _, cell in records)
+    end = max(1.3 * most, longest * (most / start) ** 0.25)  # room for the number beside the longest bar
     shown = [
         {
             "name": name(rule), "start": start, "value": cell["value"], "low": max(ends(cell)[0], start),
-            "high": ends(cell)[1],
-            "said": said(cell) + (f" (line search {short(lines[rule]['value'])})" if rule in lines else ""),
-            "at": max(cell["value"] + (cell.get("bound") or 0.0), lines.get(rule, cell)["value"]),
+            "high": ends(cell)[1], "said": said(cell), "at": ends(cell)[1],
+            "inside": rule in lines and 1 < lines[rule]["value"] / ends(cell)[1] < (end / start) ** 0.25,
         }
         for rule, cell in records
     ]  # fmt: skip
@@ -364,7 +397,8 @@ def rates(records: Sequence[tuple[str, Cell]], lines: Mapping[str, Cell]) -> Spe
     if marks:
         tick = alt.Chart(data(marks)).mark_tick(color=ORANGE, thickness=3, size=20)
         layers.append(tick.encode(x=x, y=y, tooltip=["name:N", alt.Tooltip("line:N", title="line search")]))
-    layers += _said_at(base)
+    layers += _said_at(base.transform_filter("!datum.inside"))
+    layers += _said_at(base.transform_filter("datum.inside"), align="right", dx=-6)  # the mark is beside the bar
     return _spec(alt.layer(*layers).properties(width="container", height=30 * len(shown)), widest=640)
 
 
@@ -379,10 +413,10 @@ def _optimisers(alt: Any, shown: Sequence[Mapping[str, Any]]) -> Any:
     return alt.Y("name:N", sort=[each["name"] for each in shown], title=None, axis=axis)
 
 
-def _said_at(base: Any) -> list[Any]:
+def _said_at(base: Any, align: str = "left", dx: int = 6) -> list[Any]:
     """Numbers beside bars, readable on top of them."""
-    halo = base.mark_text(align="left", dx=6, fontSize=11, color=GAP, stroke=GAP, strokeWidth=4)
-    ink = base.mark_text(align="left", dx=6, fontSize=11, color=INK)
+    halo = base.mark_text(align=align, dx=dx, fontSize=11, color=GAP, stroke=GAP, strokeWidth=4)
+    ink = base.mark_text(align=align, dx=dx, fontSize=11, color=INK)
     return [text.encode(x="at:Q", text="said:N") for text in (halo, ink)]
 
 

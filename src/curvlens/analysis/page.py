@@ -19,6 +19,9 @@ ENDED = {
     "planned": "This analysis was planned and not run.",
 }
 
+SAID = {"holds when": "holds in part"}
+"""Verdicts whose words would go on."""
+
 
 def page(content: Document) -> str:
     """The page as HTML. Without the packages of ``curvlens[report]`` it has no charts, and says so."""
@@ -82,7 +85,7 @@ def _health(content: Document) -> list[str | Mark]:
     missing = all_cells - sum(len(content["cells"][letter][name]) for letter, name in tables)
     if missing:
         words += [
-            "   " if words else "",
+            " · " if words else "",
             Mark("◐ ", "warn"),
             f"{missing:,} of {all_cells:,} cells not measured in this budget",
         ]
@@ -117,7 +120,13 @@ def _advice(advice: Sequence[Document], titles: Mapping[str, str]) -> list[Conte
         shown: list[str | Mark | Link] = [each["observation"]]
         if each["panel"] in titles:
             shown += [" ", Link(f"→ {titles[each['panel']].lower()}", each["panel"])]
-        rows.append([shown, [*given, Mark(f" ({each['reason']})", "faint")], f"{each['claim']}: {each['verdict']}"])
+        rows.append(
+            [
+                shown,
+                [*given, Mark(f" ({each['reason']})", "faint")],
+                f"{each['claim']}: {SAID.get(each['verdict'], each['verdict'])}",
+            ]
+        )
     words = (
         "Recommendations for what is observed, and whether small models bear them out: a verdict is that of a measured "
         "claim, by its name on curvlens' page of verdicts."

@@ -203,7 +203,11 @@ def _eigenvectors(content: Document) -> Section:
     body, vectors = list[Content](), content["eigenvectors"]
     found = _lines(content)
     if found:
-        body += chart("loss along eigenvectors", lambda: charts.lines(found))
+        drawn = chart("loss along eigenvectors", lambda: charts.lines(found))
+        body += [
+            *drawn,
+            *([Prose("Points are losses that were computed, dashed verticals the radii.", "faint")] * bool(drawn)),
+        ]
     for which, line in found:
         radii = " and ".join(
             f"{'at least ' if line[f'{side}_open'] else ''}{short(line[side])} ({sign})"

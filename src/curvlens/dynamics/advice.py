@@ -100,9 +100,13 @@ def where_it_sits(content: Content) -> Iterator[Sentence]:
     what = "the Gauss–Newton trace" if letter == "G" else "the trace of H"
     also = {block["name"]: block.get("also", ()) for block in content.get("blocks", ())}
     named = [f"{name} (also {', '.join(also[name])})" if also.get(name) else name for name in taken]
+    layers = len({block["layer"] for block in content.get("blocks", ()) if block["layer"]})
+    rest = len(groups) - layers
+    among = [f"{count} {word}{'s' * (count > 1)}" for count, word in ((layers, "layer"), (rest, "block")) if count]
+    outside = " outside of layers" if rest and layers else ""
     yield Sentence(
-        f"{_joined(named)} {'hold' if len(taken) > 1 else 'holds'} {percent(share, error)} of {what}, of {len(groups)} "
-        "layers and other blocks.",
+        f"{_joined(named)} {'hold' if len(taken) > 1 else 'holds'} {percent(share, error)} of {what}, in a model with "
+        f"{' and '.join(among)}{outside}.",
         "heat",
     )
 
