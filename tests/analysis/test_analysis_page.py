@@ -165,7 +165,7 @@ def test_a_line_is_a_smooth_parabola_near_where_loss_and_model_part() -> None:
     sizes = [0.01, 0.012, 0.02, 0.1, 0.4]
     radii = [*(-t for t in reversed(sizes)), 0.0, *sizes]
     line = {
-        "radii": radii, "losses": [7.0 + 5 * t * t + 40 * t**3 for t in radii], "model": [7.0 + 5 * t * t for t in radii],
+        "radii": radii, "losses": [7.0 + 5 * t * t + 40 * t**3 for t in radii],
         "slope": 0.25, "curvature": 10.0, "forward": 0.01, "forward_open": False, "backward": 0.012,
         "backward_open": False,
     }  # fmt: skip

@@ -62,6 +62,32 @@ def test_not_where_a_block_is_missing() -> None:
     assert "traces of 5 of 5 blocks of H" in said(cells=some)
 
 
+def stages(*names: str) -> list[dict[str, Any]]:
+    return [{"stage": name, "seconds": 10.0, "gradients": 1.0} for name in names]
+
+
+def test_all_that_is_missing_is_named() -> None:
+    everything = ("start", "ggn", "ends", "density", "panels", "blocks", "sharp", "block ends", "spectra")
+    found = said(cells={}, whole={}, point={}, left=stages(*everything))
+    for words in (
+        "the loss and its gradient", "the traces of 5 of 5 blocks of H", "the traces of G",
+        "the eigenvalues of H and their vectors", "the spectral density of H", "edge of stability",
+        "the gradient noise scale", "λ_max of 5 of 5 blocks of H", "densities of single roles and blocks",
+        "(about 90 s more)",
+    ):  # fmt: skip
+        assert words in found
+    assert "finer" not in found
+    cells = content()["cells"]
+    cells["H"]["top"] = {"embed": eigenvalue(1.0)}
+    drawn = {"densities": [{"operator": letter, "role": "", "block": ""} for letter in "HG"]}
+    later = said(cells=cells, spectrum=drawn, left=stages("spectra", "block ends", "blocks", "ggn"))
+    assert (
+        "Not told in this budget: finer traces of blocks of H, finer traces of blocks of G, λ_max of 4 of 5 blocks of "
+        "H and densities of single roles and blocks (about 40 s more)." in later
+    )
+    assert "Not told" not in said()
+
+
 def test_sharpness() -> None:
     assert "λ_max is 20 ± 0.1: plain gradient descent is stable below a learning rate of 0.0995" in said()
     unsure = {"H": {"top": eigenvalue(0.1, 0.5)}}

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from curvlens.dynamics.missing import missing
+
 BEYOND = (ArithmeticError, TypeError, ValueError)
 """What Python raises for a number that is None, NaN, infinite or too large."""
 Content = Mapping[str, Any]
@@ -310,19 +312,11 @@ def on_all_data(content: Content) -> dict[str, Any]:
 
 
 def not_told(content: Content) -> Iterator[Sentence]:
-    """What the budget did not allow."""
-    blocks, cells = content.get("blocks", ()), content.get("cells", {})
-    missing = len(blocks) - len(cells.get("H", {}).get("trace", {}))
-    left = content.get("left", ())
-    if missing:
-        yield Sentence(
-            f"Not told in this budget: the traces of {missing} of {len(blocks)} blocks of H.", "cost", "warn"
-        )
-    elif left:
-        longest = max(left, key=lambda each: each["seconds"])
-        yield Sentence(
-            f"Not told in this budget: {longest['stage']} (about {_time(longest['seconds'])} more).", "cost", "warn"
-        )
+    """What the budget did not allow: all of it."""
+    found, seconds = missing(content), sum(each["seconds"] for each in content.get("left", ()))
+    if found:
+        more = f" (about {_time(seconds)} more)" if seconds >= 1 else ""
+        yield Sentence(f"Not told in this budget: {_joined(found)}{more}.", "cost", "warn")
 
 
 RULES: tuple[Callable[[Content], Iterator[Sentence]], ...] = (
