@@ -85,8 +85,8 @@ def document(
     bottoms = {each: eigenvalue(-size / 10) for each, size in sizes.items()}
     total = sum(sizes.values())
     line = {
-        "radii": [-0.1, 0.0, 0.1], "losses": [2.0, 1.7, 2.1], "model": [2.1, 1.7, 2.2], "forward": 0.05,
-        "forward_open": False, "backward": 0.1, "backward_open": True,
+        "radii": [-0.1, 0.0, 0.1], "losses": [2.0, 1.7, 2.1], "model": [2.1, 1.7, 2.2], "slope": 0.5,
+        "curvature": 90.0, "forward": 0.05, "forward_open": False, "backward": 0.1, "backward_open": True,
     }  # fmt: skip
     moved = {"sample": 0, "position": 3, "text": [token, " ", token], "label_text": token, "loss": 1.0, "bend": 0.1}
     vectors = [

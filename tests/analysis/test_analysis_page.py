@@ -57,6 +57,7 @@ def test_a_page_has_all_sections_in_order_and_every_sentence_with_its_link() -> 
     assert "embed holds 64 ± 1 % of the trace." in made
     assert '<a href="#heat">→ layer × role</a>' in made
     assert "doctor: no errors, 1 note" in made
+    assert "1 note · ◐ 1 of 209 cells" in re.sub(r"<[^>]+>", "", made)
     assert "1 of 209 cells not measured in this budget" in made
     assert "sharpness λ_max 12.5" in made
     assert len(data_of(made)["charts"]) == 15
@@ -160,6 +161,25 @@ def test_optimisers_are_beside_their_edge() -> None:
     assert "19 ± 1 %" in json.dumps(edge, ensure_ascii=False)
 
 
+def test_a_line_is_a_smooth_parabola_near_where_loss_and_model_part() -> None:
+    sizes = [0.01, 0.012, 0.02, 0.1, 0.4]
+    radii = [*(-t for t in reversed(sizes)), 0.0, *sizes]
+    line = {
+        "radii": radii, "losses": [7.0 + 5 * t * t + 40 * t**3 for t in radii],
+        "slope": 0.25, "curvature": 10.0, "forward": 0.01, "forward_open": False, "backward": 0.012,
+        "backward_open": False,
+    }  # fmt: skip
+    shown = charts.lines([("top", line)])["data"]["values"]
+    assert shown is not None
+    assert max(abs(record["t"]) for record in shown) == 0.02  # the first beyond 1.5 times the larger radius
+    model = [record for record in shown if record["kind"] == "quadratic model"]
+    assert len(model) > 100
+    assert model[0]["loss"] == pytest.approx(7.0 - 0.25 * 0.02 + 5 * 0.02**2)
+    assert [record["t"] for record in shown if record["kind"] == "radius"] == [-0.012, 0.01]
+    none = charts.lines([("top", {**line, "forward": 0.0, "backward": 0.0})])
+    assert max(record["t"] for record in none["data"]["values"]) == 0.4
+
+
 def words_of(made: str) -> str:
     """The text of a page without its tags."""
     return re.sub(r"<[^>]+>", "", made)
@@ -189,8 +209,10 @@ def test_without_an_optimiser_adam_is_measured_at_this_point() -> None:
     shown = {record["name"]: record for record in spec["layer"][0]["data"]["values"]}
     assert list(shown) == ["gradient descent", "momentum 0.9", "Nesterov 0.9", "Adam, v̂ = g²"]
     assert shown["gradient descent"]["value"] == 2 / 12.5
-    assert shown["gradient descent"]["said"].endswith("(line search 0.2)")
-    assert shown["Adam, v̂ = g²"]["said"] == "0.005 ± 1e-4 (line search 0.0031)"
+    assert shown["Adam, v̂ = g²"]["said"] == "0.005 ± 1e-4"
+    assert [record["at"] for record in shown.values()] == [record["high"] for record in shown.values()]
+    assert spec["layer"][0]["encoding"]["x"]["scale"]["domain"][1] < 2.0  # the last mark is at 0.3
+    assert "η where the loss rises again" in words_of(made)
     assert "Second moments taken as g² at this point" in words_of(made)
     assert "--optimizer optimizer.pt" in words_of(made)
 

@@ -281,6 +281,26 @@ def test_the_files(pair: list[Path], tmp_path: Path) -> None:
     assert page(found.content) == page(json.loads(json.dumps(found.content)))
 
 
+def test_an_atom_at_0_is_counted_and_drawn(tmp_path: Path) -> None:
+    """A node at 3e-6 that stands for eigenvalues that are 0: in no curve, in the share left out, and a circle."""
+    document = analysis()
+    density = document["spectrum"]["densities"][0]
+    floor = 1e-5
+    density |= {
+        "operator": "G", "x": [-1.0, -1e-6, 0.0, 1e-6, floor, 1.0], "share": [0.0, 0.0, 0.01, 0.6, 0.39],
+        "low": [0.0, 0.0, 0.0, 0.55, 0.3], "high": [0.0, 0.0, 0.02, 0.65, 0.4], "atoms": [[3e-6, 0.5], [0.9, 0.01]],
+        "marked": [{"at": 0.0, "value": 0.5, "stderr": 0.02, "exact": False}],
+    }  # fmt: skip
+    found = cl.compare([folder(tmp_path / name, document) for name in ("a", "b")], tmp_path / "compare.html")
+    drawn = found.content["spectra"][0]["densities"]["G"]
+    assert drawn["middle"] == pytest.approx(0.51)
+    assert drawn["bins"][1][2:] == pytest.approx([0.1, 0.05, 0.15])  # of a decade
+    text = (tmp_path / "compare.html").read_text()
+    assert "and the atom at 0: 51 % in a, 51 % in b." in text
+    assert "at least 50 ± 2 % of all eigenvalues are 0 in a" in text
+    assert "share of the atom" in text
+
+
 def test_names_on_the_page_are_text(tmp_path: Path) -> None:
     bad = "</script><img src=x onerror=alert(1)>"
     document = json.loads(json.dumps(analysis()).replace("h.0.attn.q", bad))

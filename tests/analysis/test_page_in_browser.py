@@ -252,6 +252,20 @@ def test_a_dark_page_prints_light_with_all_folds_open(opened: Any) -> None:
     assert len(seen.tab.pdf()) > 10_000
 
 
+def test_the_icicle_is_no_taller_than_a_window_and_prints_no_label_that_its_cell_cuts(opened: Any) -> None:
+    seen = opened().drawn()
+    seen.tab.set_viewport_size({"width": 1400, "height": 5000})
+    assert seen.tab.locator(".icicle .panes").bounding_box()["height"] <= 640
+    seen.tab.emulate_media(media="print")
+    cut = """[...document.querySelectorAll(".icicle .cell > .first")].filter((label) => {
+        const cell = label.parentElement.getBoundingClientRect();
+        return label.checkVisibility() && (cell.height < label.offsetHeight || cell.width < 56);
+    }).length"""
+    for width in (1400, 700, 500):
+        seen.tab.set_viewport_size({"width": width, "height": 900})
+        assert seen.tab.evaluate(cut) == 0
+
+
 def test_hostile_names_are_text_and_leave_the_layout(opened: Any) -> None:
     seen = opened("hostile").drawn()
     assert seen.tab.locator("img").count() == 0

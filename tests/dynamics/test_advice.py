@@ -50,13 +50,42 @@ def said(**changes: Any) -> str:
 
 def test_where_it_sits() -> None:
     # 60 of 100; the error of the share is √((0.4·2)² + (0.6·√(1+1+.04+.09))²)/100 = 1.2 %
-    assert "embed holds 60 ± 1 % of the Gauss–Newton trace, of 3 layers and other blocks." in said()
+    assert (
+        "embed holds 60 ± 1.2 % of the Gauss–Newton trace, in a model with 2 layers and 1 block outside of layers."
+        in said()
+    )
 
 
 def test_not_where_a_block_is_missing() -> None:
     some = {"G": {"trace": {"embed": cell(60.0, 2.0)}}}
     assert "of the Gauss–Newton trace" not in said(cells=some)
     assert "traces of 5 of 5 blocks of H" in said(cells=some)
+
+
+def stages(*names: str) -> list[dict[str, Any]]:
+    return [{"stage": name, "seconds": 10.0, "gradients": 1.0} for name in names]
+
+
+def test_all_that_is_missing_is_named() -> None:
+    everything = ("start", "ggn", "ends", "density", "panels", "blocks", "sharp", "block ends", "spectra")
+    found = said(cells={}, whole={}, point={}, left=stages(*everything))
+    for words in (
+        "the loss and its gradient", "the traces of 5 of 5 blocks of H", "the traces of G",
+        "the eigenvalues of H and their vectors", "the spectral density of H", "edge of stability",
+        "the gradient noise scale", "λ_max of 5 of 5 blocks of H", "densities of single roles and blocks",
+        "(about 90 s more)",
+    ):  # fmt: skip
+        assert words in found
+    assert "finer" not in found
+    cells = content()["cells"]
+    cells["H"]["top"] = {"embed": eigenvalue(1.0)}
+    drawn = {"densities": [{"operator": letter, "role": "", "block": ""} for letter in "HG"]}
+    later = said(cells=cells, spectrum=drawn, left=stages("spectra", "block ends", "blocks", "ggn"))
+    assert (
+        "Not told in this budget: finer traces of blocks of H, finer traces of blocks of G, λ_max of 4 of 5 blocks of "
+        "H and densities of single roles and blocks (about 40 s more)." in later
+    )
+    assert "Not told" not in said()
 
 
 def test_sharpness() -> None:
@@ -72,7 +101,7 @@ def test_negative_curvature() -> None:
 
 
 def test_the_functional_part() -> None:
-    assert "The trace of H is 10 ± 2 % below that of the Gauss–Newton matrix" in said()
+    assert "The trace of H is 10 ± 2.2 % below that of the Gauss–Newton matrix" in said()
     near = {"H": {"trace": cell(99.0, 2.0)}, "G": {"trace": cell(100.0, 1.0)}}
     assert "equals that of the Gauss–Newton matrix within 4.5 %" in said(whole=near)
     unknown = {"H": {"trace": cell(99.0, 40.0)}, "G": {"trace": cell(100.0, 1.0)}}
@@ -92,6 +121,12 @@ def test_own_steps() -> None:
 def test_shuffled_input(shuffled: float | None, warned: bool) -> None:
     found = sentences(content(sanity={"shuffled_loss": shuffled}))
     assert any(sentence.tone == "bad" for sentence in found) == warned
+
+
+def test_a_little_higher_is_not_called_not_higher() -> None:
+    found = sentences(content(point={"loss": 6.926}, sanity={"shuffled_loss": 6.948}))[0].text
+    assert "input (6.95) is not clearly higher than the loss (6.93), which means by more than 2 %." in found
+    assert "trained briefly or not at all" in found
 
 
 @pytest.mark.parametrize(("ratio", "tone"), [(0.3, "good"), (0.95, "warn"), (1.2, "bad")])
@@ -150,7 +185,12 @@ def test_noise() -> None:
 
 def test_numbers() -> None:
     assert [short(x) for x in (137.46, 20512.0, 3e-5, 0.0, 1.0)] == ["137", "2.05e4", "3e-5", "0", "1"]
-    assert [percent(0.712, 0.041), percent(0.0042), percent(1.34, 0.2)] == ["71 ± 4 %", "0.42 %", "134 ± 20 %"]
+    assert [percent(0.712, 0.041), percent(0.0042), percent(1.34, 0.2)] == ["71 ± 4.1 %", "0.42 %", "134 ± 20 %"]
+    assert [percent(-0.871, 0.14), percent(0.3, 1.25), percent(25.0, 0.149)] == [
+        "−87 ± 14 %",
+        "30 ± 120 %",
+        "2500 ± 15 %",
+    ]
 
 
 @pytest.mark.parametrize("value", [0.0, None, math.nan, math.inf, 1e300, 1e-320])

@@ -21,7 +21,7 @@ Spec = dict[str, Any]
 Cell = Mapping[str, Any]
 LONGEST = 60
 """Characters of a name on a chart."""
-_LABELS = (
+LABELS = (
     "datum.value == 0 ? '0' : abs(datum.value) >= 1e4 || abs(datum.value) < 1e-3 ? "
     "replace(format(datum.value, '~e'), 'e+', 'e') : format(datum.value, '~r')"
 )
@@ -65,7 +65,7 @@ def _decades(least: float) -> list[float]:
 def _eigenvalues(alt: Any, most: float, title: str | None, count: int) -> Any:
     """A logarithmic axis, mirrored at 0."""
     scale = alt.Scale(type="symlog", constant=most * 1e-6, domain=[-most, most], nice=False)
-    axis = alt.Axis(values=_powers(most, count), labelExpr=_LABELS, labelOverlap=True, grid=False)
+    axis = alt.Axis(values=_powers(most, count), labelExpr=LABELS, labelOverlap=True, grid=False)
     return alt.X("x:Q", title=title, scale=scale, axis=axis)
 
 
@@ -98,7 +98,7 @@ def density(
     colour = COLOURS[picture["operator"]]
     x = _eigenvalues(alt, most, "eigenvalue λ", 6)
     scale = alt.Scale(type="log", domain=[least, 1.0])
-    axis = alt.Axis(labelExpr=_LABELS, values=_decades(least), minExtent=36)
+    axis = alt.Axis(labelExpr=LABELS, values=_decades(least), minExtent=36)
     y = alt.Y("share:Q", title="share of eigenvalues in a bin", scale=scale, axis=axis)
     base = alt.Chart(data(_steps(picture, least))).encode(x=x)
     band = base.mark_area(opacity=0.2, interpolate="step-after", color=colour).encode(
@@ -152,10 +152,10 @@ def roles(pictures: Sequence[Mapping[str, Any]]) -> Spec:
     order = list(dict.fromkeys(record["name"] for record in records))
     x = _eigenvalues(alt, largest(pictures), "λ", 2)
     scale = alt.Scale(type="log", domain=[least, 1.0])
-    y = alt.Y("share:Q", title="share", scale=scale, axis=alt.Axis(labelExpr=_LABELS, values=_decades(least)[::2]))
+    y = alt.Y("share:Q", title="share", scale=scale, axis=alt.Axis(labelExpr=LABELS, values=_decades(least)[::2]))
     base = alt.Chart().encode(x=x)
     band = base.mark_area(opacity=0.2, interpolate="step-after", color=INK).encode(
-        y=alt.Y("low:Q", scale=scale, title="share", axis=alt.Axis(labelExpr=_LABELS, values=_decades(least)[::2])),
+        y=alt.Y("low:Q", scale=scale, title="share", axis=alt.Axis(labelExpr=LABELS, values=_decades(least)[::2])),
         y2="high:Q",
     )
     line = base.mark_line(interpolate="step-after", color=INK, strokeWidth=1.1).encode(y=y)
@@ -179,20 +179,30 @@ def bars(records: Sequence[tuple[str, float]], title: str) -> Spec:
     return _spec(chart.properties(width="container", height=18 * len(shown)), widest=560)
 
 
+WIDER = 1.5
+"""A line is drawn up to the first loss beyond so many times its radius of agreement: where the two have parted."""
+SMOOTH = 120
+"""Steps of a drawn parabola."""
+
+
 def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
-    """The loss along eigenvectors: true, and by the quadratic model."""
+    """The loss along eigenvectors, where it was computed, and the quadratic model as a parabola, near where they part.
+
+    Dashed verticals are at the radii of agreement.
+    """
     alt = altair()
-    records = []
-    for which, line in found:
-        for t, loss, model in zip(line["radii"], line["losses"], line["model"], strict=True):
-            for kind, value in (("loss", loss), ("quadratic model", model)):
-                if value is not None and math.isfinite(value):
-                    records.append({"t": t, "loss": value, "kind": kind, "which": which})
+    records = [{**record, "which": which} for which, line in found for record in _line(line)]
     scale = alt.Scale(domain=["loss", "quadratic model"], range=[INK, ORANGE])
     base = alt.Chart().encode(
-        x=alt.X("t:Q", title="distance along the unit eigenvector", axis=alt.Axis(tickCount=5, grid=False)),
+        x=alt.X(
+            "t:Q",
+            title="distance along the unit eigenvector",
+            axis=alt.Axis(tickCount=5, grid=False, labelExpr=LABELS, labelOverlap=True),
+        ),
+    )
+    drawn = base.transform_filter("datum.kind != 'radius'").encode(
         y=alt.Y(
-            "loss:Q", title="loss (nats)", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, labelExpr=_LABELS)
+            "loss:Q", title="loss (nats)", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, labelExpr=LABELS)
         ),
         color=alt.Color("kind:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
         tooltip=["kind:N", alt.Tooltip("t:Q", format=".3g"), alt.Tooltip("loss:Q", format=".4g")],
@@ -200,14 +210,37 @@ def lines(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Spec:
     dashes = alt.Scale(domain=["loss", "quadratic model"], range=[[1, 0], [5, 3]])
     dash = alt.StrokeDash("kind:N", scale=dashes, legend=alt.Legend(title=None, orient="top"))
     layered = alt.layer(
-        base.mark_line(strokeWidth=1.6).encode(strokeDash=dash),
-        base.mark_point(size=16, filled=True),
+        base.transform_filter("datum.kind == 'radius'").mark_rule(color=INK, opacity=0.35, strokeDash=[2, 3]),
+        drawn.mark_line(strokeWidth=1.6).encode(strokeDash=dash),
+        drawn.transform_filter("datum.kind == 'loss'").mark_point(size=16, filled=True),
         data=data(records),
     )
     chart = layered.properties(width=_WIDTH, height=190).facet(
         alt.Facet("which:N", title=None, sort=[which for which, _ in found]), columns=2
     )
     return _spec(chart.resolve_scale(x="independent", y="independent"), margin=80)
+
+
+def _line(line: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Losses, a parabola of many points from slope and curvature, and the radii, as far as they are shown."""
+    radii, end = line["radii"], _end(line)
+    pairs = [(t, x) for t, x in zip(radii, line["losses"], strict=True) if x is not None and abs(t) <= end]
+    start = next((x for t, x in pairs if t == 0), None)
+    records = [{"t": t, "loss": x, "kind": "loss"} for t, x in pairs if math.isfinite(x)]
+    if start is not None and math.isfinite(start):
+        low, high = max(-end, min(radii)), min(end, max(radii))
+        steps = [low + (high - low) * i / SMOOTH for i in range(SMOOTH + 1)]
+        model = [(t, start + t * line["slope"] + t * t * line["curvature"] / 2) for t in steps]
+        records += [{"t": t, "loss": x, "kind": "quadratic model"} for t, x in model if math.isfinite(x)]
+    edges = [sign * line[side] for side, sign in (("backward", -1), ("forward", 1)) if not line[f"{side}_open"]]
+    return records + [{"t": t, "kind": "radius"} for t in edges if 0 < abs(t) <= end]
+
+
+def _end(line: Mapping[str, Any]) -> float:
+    """How far a line is drawn, on both sides: to a computed loss beyond its larger radius; all of it without one."""
+    sizes, radius = sorted(abs(t) for t in line["radii"]), max(line["forward"], line["backward"])
+    beyond = [size for size in sizes if size >= WIDER * radius]
+    return float(beyond[0] if radius > 0 and beyond else sizes[-1])
 
 
 def _columns(names: Sequence[str], step: int) -> int | str:
@@ -236,7 +269,7 @@ def parts(records: Sequence[Mapping[str, Any]]) -> Spec:
     colour = alt.Color(
         "operator:N", scale=scale, legend=alt.Legend(title=None, orient="top", labelExpr=words, labelLimit=0)
     )
-    bar = base.mark_bar().encode(y=alt.Y("value:Q", title="trace", axis=alt.Axis(labelExpr=_LABELS)), color=colour)
+    bar = base.mark_bar().encode(y=alt.Y("value:Q", title="trace", axis=alt.Axis(labelExpr=LABELS)), color=colour)
     error = base.mark_rule(color=INK).encode(y="low:Q", y2="high:Q")
     return _spec(alt.layer(bar, error).properties(width=_columns(order, 60), height=200), widest=1100)
 
@@ -266,7 +299,7 @@ def curves(records: Sequence[Mapping[str, Any]], title: str) -> Spec:
     order = list(dict.fromkeys(record["layer"] for record in shown))
     kinds = list(dict.fromkeys(record["operator"] for record in shown))
     scale = alt.Scale(domain=kinds, range=[{**COLOURS, **KINDS}[kind] for kind in kinds])
-    axis = alt.Axis(labelExpr=_LABELS, values=_sizes(shown))
+    axis = alt.Axis(labelExpr=LABELS, values=_sizes(shown))
     base = alt.Chart(data(shown)).encode(
         x=alt.X("layer:N", sort=order, title="layer", axis=alt.Axis(labelAngle=-40, labelLimit=100, labelOverlap=True)),
         color=alt.Color("operator:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
@@ -335,15 +368,15 @@ def rates(records: Sequence[tuple[str, Cell]], lines: Mapping[str, Cell]) -> Spe
     ``lines`` has, by optimiser, the rate at which the loss along its step rises again: an orange mark.
     """
     alt = altair()
-    known = [cell["value"] for cell in (*(cell for _, cell in records), *lines.values())]
-    start = min(known) / 4
-    end = max(known) * (max(known) / start) ** 0.9  # room for the words
+    known = [x for cell in (*(cell for _, cell in records), *lines.values()) for x in (cell["value"], ends(cell)[1])]
+    start, most = min(known) / 4, max(known)
+    longest = max(ends(cell)[1] for _, cell in records)
+    end = max(1.3 * most, longest * (most / start) ** 0.25)  # room for the number beside the longest bar
     shown = [
         {
             "name": name(rule), "start": start, "value": cell["value"], "low": max(ends(cell)[0], start),
-            "high": ends(cell)[1],
-            "said": said(cell) + (f" (line search {short(lines[rule]['value'])})" if rule in lines else ""),
-            "at": max(cell["value"] + (cell.get("bound") or 0.0), lines.get(rule, cell)["value"]),
+            "high": ends(cell)[1], "said": said(cell), "at": ends(cell)[1],
+            "inside": rule in lines and 1 < lines[rule]["value"] / ends(cell)[1] < (end / start) ** 0.25,
         }
         for rule, cell in records
     ]  # fmt: skip
@@ -353,7 +386,7 @@ def rates(records: Sequence[tuple[str, Cell]], lines: Mapping[str, Cell]) -> Spe
         if rule in lines
     ]
     scale = alt.Scale(type="log", domain=[start, end], nice=False)
-    axis = alt.Axis(labelExpr=_LABELS, values=_between(start, end), grid=False)
+    axis = alt.Axis(labelExpr=LABELS, values=_between(start, end), grid=False)
     x = alt.X("value:Q", title="largest stable learning rate", scale=scale, axis=axis)
     y = _optimisers(alt, shown)
     base = alt.Chart(data(shown)).encode(y=y)
@@ -364,7 +397,8 @@ def rates(records: Sequence[tuple[str, Cell]], lines: Mapping[str, Cell]) -> Spe
     if marks:
         tick = alt.Chart(data(marks)).mark_tick(color=ORANGE, thickness=3, size=20)
         layers.append(tick.encode(x=x, y=y, tooltip=["name:N", alt.Tooltip("line:N", title="line search")]))
-    layers += _said_at(base)
+    layers += _said_at(base.transform_filter("!datum.inside"))
+    layers += _said_at(base.transform_filter("datum.inside"), align="right", dx=-6)  # the mark is beside the bar
     return _spec(alt.layer(*layers).properties(width="container", height=30 * len(shown)), widest=640)
 
 
@@ -379,10 +413,10 @@ def _optimisers(alt: Any, shown: Sequence[Mapping[str, Any]]) -> Any:
     return alt.Y("name:N", sort=[each["name"] for each in shown], title=None, axis=axis)
 
 
-def _said_at(base: Any) -> list[Any]:
+def _said_at(base: Any, align: str = "left", dx: int = 6) -> list[Any]:
     """Numbers beside bars, readable on top of them."""
-    halo = base.mark_text(align="left", dx=6, fontSize=11, color=GAP, stroke=GAP, strokeWidth=4)
-    ink = base.mark_text(align="left", dx=6, fontSize=11, color=INK)
+    halo = base.mark_text(align=align, dx=dx, fontSize=11, color=GAP, stroke=GAP, strokeWidth=4)
+    ink = base.mark_text(align=align, dx=dx, fontSize=11, color=INK)
     return [text.encode(x="at:Q", text="said:N") for text in (halo, ink)]
 
 

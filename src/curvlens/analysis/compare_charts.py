@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from curvlens.analysis.charts import LABELS
 from curvlens.analysis.differences import error_of, said
+from curvlens.dynamics.advice import percent
 from curvlens.errors import printable
 from curvlens.report.plots.frame import INK, ORANGE, altair, data, styled
 
@@ -43,14 +45,15 @@ def spectra(found: Sequence[tuple[str, Density, Sequence[Mapping[str, Any]]]]) -
     ]
     largest = max((abs(record["x"]) for record in records), default=1.0)
     marks = [10.0 ** (math.floor(math.log10(largest)) - power) for power in (0, 2, 4)]
-    axis = alt.Axis(format="~e", values=[*(-mark for mark in marks), 0, *reversed(marks)])
+    axis = alt.Axis(labelExpr=LABELS, values=[*(-mark for mark in marks), 0, *reversed(marks)])
     x = alt.X("x:Q", title="eigenvalue", scale=alt.Scale(type="symlog", constant=largest * 1e-6), axis=axis)
     scale = alt.Scale(type="log", domainMin=least)
     title = "share of eigenvalues in a decade"
-    y = alt.Y("share:Q", title=title, scale=scale, axis=alt.Axis(format=".0e", tickCount=5))
+    y = alt.Y("share:Q", title=title, scale=scale, axis=alt.Axis(labelExpr=LABELS, tickCount=5))
     base = alt.Chart(data(records)).encode(x=x, color=_colours(alt, names), detail="side:N")
     band = base.mark_area(opacity=0.14, interpolate="step-after").encode(y=alt.Y("low:Q", title=""), y2="high:Q")
     layers = [band, base.mark_line(interpolate="step-after", strokeWidth=1.5).encode(y=y)]
+    layers += _atoms(alt, names, [density for _, density, _ in found], x, y, least)
     for row, (name, (_, _, eigenvalues)) in enumerate(zip(names, found, strict=True)):
         ticks = [{"x": each["value"], "run": name, "said": said(each)} for each in eigenvalues]
         if ticks:
@@ -58,6 +61,24 @@ def spectra(found: Sequence[tuple[str, Density, Sequence[Mapping[str, Any]]]]) -
             mark = alt.Chart(data(ticks)).mark_tick(thickness=2, size=11, orient="vertical")
             layers.append(mark.encode(x=x, y=alt.value(7 + 14 * row), color=_colours(alt, names), tooltip=shown))
     return _spec(alt.layer(*layers).properties(width="container", height=260))
+
+
+def _atoms(alt: Any, names: Sequence[str], densities: Sequence[Density], x: Any, y: Any, least: float) -> list[Any]:
+    """Circles at values that several eigenvalues share, as on the page of one analysis."""
+    shown = [
+        {
+            "x": atom["at"], "share": max(atom["value"], least), "run": name,
+            "atom": percent(atom["value"], error_of(atom) or 0.0),
+        }
+        for name, density in zip(names, densities, strict=True)
+        for atom in density["marked"]
+    ]  # fmt: skip
+    if not shown:
+        return []
+    tooltip = [alt.Tooltip("run:N", title="analysis"), alt.Tooltip("atom:N", title="share of the atom")]
+    base = alt.Chart(data(shown)).encode(x=x, y=y, color=_colours(alt, names), tooltip=tooltip)
+    circle = base.mark_point(size=60, filled=False, strokeWidth=2, opacity=1)
+    return [circle, base.mark_text(align="left", dx=9, dy=9, fontSize=10).encode(text="atom:N")]
 
 
 def _steps(bins: Sequence[Sequence[float]]) -> Iterator[tuple[float, dict[str, float]]]:
@@ -91,7 +112,7 @@ def courses(numbers: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> S
             ),
             tooltip=[alt.Tooltip("run:N", title="analysis"), alt.Tooltip("said:N", title=about["title"])],
         )
-        y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=4, format=".3~g"))
+        y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=4, labelExpr=LABELS))
         line = base.mark_line(color=INK, strokeWidth=1.4).encode(y=y)
         point = base.mark_point(color=INK, filled=True, size=34, opacity=1).encode(y=y)
         rule = base.mark_rule(color=ORANGE, strokeWidth=1.6).encode(y=alt.Y("low:Q", title=None), y2="high:Q")

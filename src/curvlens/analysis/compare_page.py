@@ -7,6 +7,7 @@ from typing import Any
 
 from curvlens.analysis import compare_charts as charts
 from curvlens.analysis.differences import error_of, said
+from curvlens.analysis.extremes import WIDTH
 from curvlens.dynamics.advice import percent, short
 from curvlens.report.content import Column, Content, Fold, Link, Mark, Number, Prose, Table, VegaChart, Words
 from curvlens.report.heat_map import QUANTITIES, HeatMap
@@ -73,6 +74,8 @@ def _numbers(content: Document) -> Section:
     rows = []
     for key, about in content["numbers"].items():
         values = [_number(value, share=key in ("functional_share", "H.negative_share")) for value in about["values"]]
+        for place, why in enumerate(about.get("why", ())):
+            values[place] = Mark(f"not known: {why}", "faint") if why else values[place]
         rows.append([about["title"], *values, *_change(last.get(key))])
     heads = [*names, f"difference {_ends(content)}" if len(names) > 2 else "difference", "ratio"]
     columns = [Column("quantity"), *(Column(head, numbers=True) for head in heads), Column("verdict")]
@@ -168,12 +171,25 @@ def _spectra(content: Document) -> Section:
             continue
         body.append(Prose(f"{title} {letter}"))
         body.append(VegaChart(charts.spectra(found), f"spectra of {letter}"))
-        middle = ", ".join(f"{percent(density['middle'])} in {name}" for name, density, _ in found)
-        body.append(Prose(f"Left out are eigenvalues nearer to 0 than a millionth of the largest: {middle}.", "faint"))
+        body.append(Prose(_left_out(found), "faint"))
     if body and len(chosen) < len(names):
         body.append(Prose(f"Shown are {len(chosen)} of {len(names)} analyses.", "faint"))
     lead = "On a logarithmic axis mirrored at 0. Bands are 95 % intervals; ticks are eigenvalues that were computed."
     return Section("spectrum", TITLES["spectrum"], lead, body or _none())
+
+
+def _left_out(found: Sequence[tuple[str, Document, Sequence[Document]]]) -> str:
+    """What the curves do not show, and what the circles are."""
+    middle = ", ".join(f"{percent(density['middle'])} in {name}" for name, density, _ in found)
+    circles = [
+        f"{'' if atom['exact'] else 'at least '}{percent(atom['value'], error_of(atom) or 0.0)} of all eigenvalues "
+        f"are {short(atom['at']) if atom['at'] else '0'} in {name}"
+        for name, density, _ in found
+        for atom in density["marked"]
+    ]
+    atoms = f" Circles are atoms: {'; '.join(circles)}, to {short(WIDTH)} of the largest." if circles else ""
+    also = ", and the atom at 0" if any(not atom["at"] for _, density, _ in found for atom in density["marked"]) else ""
+    return f"Left out of the curves are eigenvalues nearer to 0 than a millionth of the largest{also}: {middle}.{atoms}"
 
 
 def _spread(runs: int) -> list[int]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from curvlens.analysis.compare_spectra import spectra
 from curvlens.analysis.differences import difference, error_of, exactly, number, quotient, rounding_of
 from curvlens.errors import listing
 
@@ -38,7 +39,7 @@ def compared(
         "cells": cells,
         "layers": _layers(blocks, cells, len(documents)),
         "differences": [],
-        "spectra": [_spectra(document) for document in documents],
+        "spectra": [spectra(document) for document in documents],
     }
     for place in range(1, len(documents)):
         whole = {
@@ -123,9 +124,13 @@ def _numbers(documents: Sequence[Document]) -> dict[str, dict[str, Any]]:
     """Numbers of the whole model, a value for each analysis, those that any has."""
     found: dict[str, dict[str, Any]] = {}
 
-    def add(key: str, title: str, letter: str, quantity: str, values: list[dict[str, Any] | None]) -> None:
-        if any(value is not None for value in values):
+    def add(
+        key: str, title: str, letter: str, quantity: str, values: list[dict[str, Any] | None], whys: Sequence[str] = ()
+    ) -> None:
+        if any(value is not None for value in values) or any(whys):
             found[key] = {"title": title, "operator": letter, "quantity": quantity, "values": values}
+        if any(whys):
+            found[key]["why"] = list(whys)
 
     points, wholes = ([_mapping(document, key) for document in documents] for key in ("point", "whole"))
     add("loss", "loss", "", "loss", [exactly(point.get("loss")) for point in points])
@@ -141,9 +146,16 @@ def _numbers(documents: Sequence[Document]) -> dict[str, dict[str, Any]]:
         if quantity == "norm":
             shares = [_functional_share(whole) for whole in wholes]
             add("functional_share", "functional share tr F / tr G", "F", "functional_share", shares)
-    scales = [number(_mapping(document, "noise").get("scale")) for document in documents]
-    add("noise_scale", "gradient noise scale, in samples", "", "noise_scale", scales)
+    noises = [_mapping(_mapping(document, "noise"), "scale") for document in documents]
+    scales, whys = [number(each) for each in noises], [_why(each) for each in noises]
+    add("noise_scale", "gradient noise scale, in samples", "", "noise_scale", scales, whys)
     return found
+
+
+def _why(found: Document) -> str:
+    """Why a number is not known although it was measured; empty if it is, or if it was not."""
+    why = found.get("why")
+    return why if found.get("value") is None and isinstance(why, str) else ""
 
 
 def _functional_share(whole: Document) -> dict[str, Any] | None:
@@ -212,50 +224,6 @@ def _scaled(found: dict[str, Any], size: int) -> dict[str, Any]:
         key: None if found[key] is None else found[key] / max(size, 1) for key in ("value", "stderr", "low", "high")
     }
     return numbers | {"exact": found["exact"]}
-
-
-def _spectra(document: Document) -> dict[str, Any]:
-    """Densities of the whole, as share by decade, and eigenvalues."""
-    spectrum, densities = document["spectrum"], dict[str, Any]()
-    found = spectrum.get("densities")
-    for each in found if isinstance(found, list) else ():
-        if (
-            not isinstance(each, Mapping)
-            or each.get("role")
-            or each.get("block")
-            or each.get("operator") not in ("H", "G")
-        ):
-            continue
-        x, share = _floats(each.get("x")), _floats(each.get("share"))
-        low, high, n = _floats(each.get("low")), _floats(each.get("high")), exactly(each.get("n"))
-        if len(x) == len(share) + 1 == len(low) + 1 == len(high) + 1 and n is not None and n["value"] >= 1:
-            densities[each["operator"]] = _by_decade(x, share, low, high) | {"n": n["value"]}
-    eigenvalues = _mapping(spectrum, "eigenvalues")
-    values = {
-        letter: [known for each in eigenvalues[letter] if (known := number(each)) is not None]
-        for letter in ("H", "G")
-        if isinstance(eigenvalues.get(letter), list)
-    }
-    return {"densities": densities, "eigenvalues": values}
-
-
-def _by_decade(
-    x: Sequence[float], share: Sequence[float], low: Sequence[float], high: Sequence[float]
-) -> dict[str, Any]:
-    """Shares divided by the width of their bin in decades, so that grids may differ; bins at 0 have no such width."""
-    bins, middle = [], 0.0
-    for i, part in enumerate(share):
-        if x[i] * x[i + 1] > 0 and x[i + 1] > x[i]:
-            width = abs(math.log10(x[i + 1] / x[i]))
-            bins.append([x[i], x[i + 1], part / width, low[i] / width, high[i] / width])
-        else:
-            middle += part
-    return {"bins": bins, "middle": middle}
-
-
-def _floats(found: object) -> list[float]:
-    values = [exactly(each) for each in found] if isinstance(found, list) else []
-    return [each["value"] for each in values if each is not None]
 
 
 def _mapping(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:

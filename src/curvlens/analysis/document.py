@@ -14,6 +14,7 @@ from curvlens.analysis.estimates import cautious, difference, enclosed, estimate
 from curvlens.analysis.extremes import atoms, condition, gap
 from curvlens.analysis.instrument import DENSITY
 from curvlens.analysis.known import Known
+from curvlens.analysis.signal import noise_of
 from curvlens.analysis.steps import optimisers
 from curvlens.problem import Problem
 from curvlens.results import Density, Estimate
@@ -48,9 +49,7 @@ def document(problem: Problem, known: Known, about: Mapping[str, Any]) -> dict[s
     found |= _attention(known, found)
     noise = known.last("noise")
     if noise is not None:
-        numbers = {name: shown(estimate(noise.result[name])) for name in ("trace", "gradient", "scale")}
-        scales = {name: shown(estimate(each)) for name, each in noise.result["scales"].items()}
-        found["noise"] = {**dict(noise.result), **numbers, "scales": scales}
+        found["noise"] = noise_of(noise.result)
     found["depth"] = {
         record.config["path"]: {
             letter: {quantity: shown(estimate(numbers)) for quantity, numbers in sizes.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from curvlens.analysis import charts, drawer, panels
 from curvlens.analysis.numbers import number, said
-from curvlens.dynamics.advice import percent, short
+from curvlens.dynamics.advice import clearly_higher, percent, short
 from curvlens.report.content import Column, Content, Fold, Link, Mark, Prose, Table, Words
 from curvlens.report.heat_map import OPERATORS, QUANTITIES, HeatMap
 from curvlens.report.page import Page, Section
@@ -18,6 +18,9 @@ ENDED = {
     "interrupted": "This analysis was interrupted: it shows what was done by then.",
     "planned": "This analysis was planned and not run.",
 }
+
+SAID = {"holds when": "holds in part"}
+"""Verdicts whose words would go on."""
 
 
 def page(content: Document) -> str:
@@ -58,8 +61,9 @@ def _numbers(content: Document) -> list[str | Mark]:
         found.append(f"loss {short(point['loss'])}")
         twin = sanity.get("shuffled_loss")
         if twin is not None:
-            good = twin > point["loss"] * 1.02
-            found.append(Mark(f" (shuffled input {short(twin)} {'✓' if good else '✗'})", "good" if good else "bad"))
+            good = clearly_higher(twin, point["loss"])
+            judged = "✓" if good else "✗ not clearly higher"
+            found.append(Mark(f" (shuffled input {short(twin)} {judged})", "good" if good else "bad"))
         if sanity.get("accuracy") is not None:
             found.append(f" · accuracy {percent(sanity['accuracy'])}")
     named = (("top", "sharpness λ_max"), ("bottom", "λ_min"), ("trace", "tr H"))
@@ -81,7 +85,7 @@ def _health(content: Document) -> list[str | Mark]:
     missing = all_cells - sum(len(content["cells"][letter][name]) for letter, name in tables)
     if missing:
         words += [
-            "   " if words else "",
+            " · " if words else "",
             Mark("◐ ", "warn"),
             f"{missing:,} of {all_cells:,} cells not measured in this budget",
         ]
@@ -116,7 +120,13 @@ def _advice(advice: Sequence[Document], titles: Mapping[str, str]) -> list[Conte
         shown: list[str | Mark | Link] = [each["observation"]]
         if each["panel"] in titles:
             shown += [" ", Link(f"→ {titles[each['panel']].lower()}", each["panel"])]
-        rows.append([shown, [*given, Mark(f" ({each['reason']})", "faint")], f"{each['claim']}: {each['verdict']}"])
+        rows.append(
+            [
+                shown,
+                [*given, Mark(f" ({each['reason']})", "faint")],
+                f"{each['claim']}: {SAID.get(each['verdict'], each['verdict'])}",
+            ]
+        )
     words = (
         "Recommendations for what is observed, and whether small models bear them out: a verdict is that of a measured "
         "claim, by its name on curvlens' page of verdicts."

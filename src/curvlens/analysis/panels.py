@@ -203,7 +203,11 @@ def _eigenvectors(content: Document) -> Section:
     body, vectors = list[Content](), content["eigenvectors"]
     found = _lines(content)
     if found:
-        body += chart("loss along eigenvectors", lambda: charts.lines(found))
+        drawn = chart("loss along eigenvectors", lambda: charts.lines(found))
+        body += [
+            *drawn,
+            *([Prose("Points are losses that were computed, dashed verticals the radii.", "faint")] * bool(drawn)),
+        ]
     for which, line in found:
         radii = " and ".join(
             f"{'at least ' if line[f'{side}_open'] else ''}{short(line[side])} ({sign})"
@@ -388,16 +392,26 @@ def _attention(content: Document) -> Section:
     return Section("attention", "Attention", lead, body or _none(), folded=True)
 
 
+NOISE = {
+    "trace": "tr Σ", "gradient": "‖g‖² without noise, an unbiased estimate (may be negative)",
+    "scale": "noise scale tr Σ/‖g‖², in samples",
+}  # fmt: skip
+
+
+def _not_known(cell: Document) -> Words:
+    why = f": {cell['why']}" if cell.get("why") else ""
+    return Mark(f"not known{why}", "faint")
+
+
 def _noise(content: Document) -> Section:
     body, found = list[Content](), content.get("noise")
     rows: list[list[Words]]
     if found:
-        names = {"trace": "tr Σ", "gradient": "‖g‖², without noise", "scale": "noise scale tr Σ/‖g‖², in samples"}
-        rows = [[title, number(found[name]) or "not known"] for name, title in names.items()]
+        rows = [[title, number(found[name]) or _not_known(found[name])] for name, title in NOISE.items()]
         about = f"From {found['samples']} gradients, each of one {found['unit']}. {found['note']}"
         columns = [Column("quantity"), Column("value", numbers=True)]
         body += [Table(columns, rows, "noise", filtered=False), Prose(about, "faint")]
-        rows = [[name, number(cell)] for name, cell in found["scales"].items() if cell["value"] is not None]
+        rows = [[name, number(cell) or _not_known(cell)] for name, cell in found["scales"].items()]
         columns = [Column("block"), Column("noise scale, in samples", numbers=True)]
         body.append(Fold("Noise scale of each block", [Table(columns, rows, "noise by block")], "noise-blocks"))
     body += _spread(content)

@@ -95,7 +95,7 @@ def stability(content: Document) -> Section:
     if found:
         body += _given(found)
     elif any("measured" in cells for cells in searched(content).values()):
-        words = "A bar ends at the edge. The orange mark is where the loss along the step rises again, by line search."
+        words = "A bar ends at the edge. The orange mark is where the loss along the step rises again, by line search; the table has its number."
         body.append(Prose(words, "faint"))
     body += _table(content)
     if adam:
@@ -126,7 +126,7 @@ def _given(found: Document) -> list[Content]:
     }
     step = found.get("step", {})
     if step and not step["climbs"]:
-        numbers["steps until the loss is back, by line search"] = number(step["measured"])
+        numbers["steps until the loss rises again, by line search"] = number(step["measured"])
         numbers["the same by the quadratic model"] = plain(step["critical"])
         numbers["sharpness along the step"] = plain(step["sharpness"])
     rows: list[list[Words]] = [[title, words] for title, words in numbers.items() if words]
@@ -172,7 +172,9 @@ def _table(content: Document) -> list[Content]:
         return []
     titles = ("sharpness λ", "η λ at the edge", "largest stable η")
     columns = [Column("optimiser"), *(Column(title, numbers=True) for title in titles)]
-    columns += [Column(title, numbers=True, group="η where the loss is back") for title in ("quadratic", "searched")]
+    columns += [
+        Column(title, numbers=True, group="η where the loss rises again") for title in ("quadratic", "searched")
+    ]
     return [Table(columns, rows, "learning rates", filtered=False)]
 
 

@@ -33,7 +33,11 @@ def _show(found: Comparison, console: Console) -> None:
     heads = [printable(names[place]) for place in places]
     rows = []
     for key, about in found.content["numbers"].items():
-        values = ["" if (value := about["values"][place]) is None else said(value) for place in places]
+        whys = about.get("why") or [""] * len(about["values"])
+        values = [
+            said(value) if (value := about["values"][place]) is not None else "not known" if whys[place] else ""
+            for place in places
+        ]
         change, style = last.get(key), "dim"
         if change is None:
             shown = ["", "", "not in both"]

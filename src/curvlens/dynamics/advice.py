@@ -11,11 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from curvlens.dynamics.missing import missing
+
 BEYOND = (ArithmeticError, TypeError, ValueError)
 """What Python raises for a number that is None, NaN, infinite or too large."""
 Content = Mapping[str, Any]
 Number = Mapping[str, Any]
 """A number of an analysis: value, and stderr or bound, and the ends of its interval."""
+CLEARLY = 0.02
+"""The loss on shuffled input is clearly higher from this part of the loss on."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,21 @@ def _spare(rank: int, sentence: Sentence) -> bool:
 def shuffled_input(content: Content) -> Iterator[Sentence]:
     """A model that reads its input has a higher loss on shuffled input."""
     loss, twin = content.get("point", {}).get("loss"), content.get("sanity", {}).get("shuffled_loss")
-    if loss is None or twin is None or twin > loss * 1.02 + 1e-12:
+    if loss is None or twin is None or clearly_higher(twin, loss):
         return
     yield Sentence(
-        f"The loss on shuffled input ({short(twin)}) is not higher than the loss ({short(loss)}): the model may be "
-        "untrained, or the tokens may belong to another vocabulary. Check the tokenizer before you trust this page.",
+        f"The loss on shuffled input ({short(twin)}) is not clearly higher than the loss ({short(loss)}), which means "
+        f"by more than {percent(CLEARLY)}. Either the model makes little use of its input, as one that is trained "
+        "briefly or not at all, or the tokens belong to another vocabulary. Check the tokenizer before you trust this "
+        "page.",
         "start",
         "bad",
     )
+
+
+def clearly_higher(twin: float, loss: float) -> bool:
+    """Whether the loss on shuffled input is above the loss by more than `CLEARLY`."""
+    return twin > loss * (1 + CLEARLY) + 1e-12
 
 
 def where_it_sits(content: Content) -> Iterator[Sentence]:
@@ -91,9 +102,13 @@ def where_it_sits(content: Content) -> Iterator[Sentence]:
     what = "the Gauss–Newton trace" if letter == "G" else "the trace of H"
     also = {block["name"]: block.get("also", ()) for block in content.get("blocks", ())}
     named = [f"{name} (also {', '.join(also[name])})" if also.get(name) else name for name in taken]
+    layers = len({block["layer"] for block in content.get("blocks", ()) if block["layer"]})
+    rest = len(groups) - layers
+    among = [f"{count} {word}{'s' * (count > 1)}" for count, word in ((layers, "layer"), (rest, "block")) if count]
+    outside = " outside of layers" if rest and layers else ""
     yield Sentence(
-        f"{_joined(named)} {'hold' if len(taken) > 1 else 'holds'} {percent(share, error)} of {what}, of {len(groups)} "
-        "layers and other blocks.",
+        f"{_joined(named)} {'hold' if len(taken) > 1 else 'holds'} {percent(share, error)} of {what}, in a model with "
+        f"{' and '.join(among)}{outside}.",
         "heat",
     )
 
@@ -297,19 +312,11 @@ def on_all_data(content: Content) -> dict[str, Any]:
 
 
 def not_told(content: Content) -> Iterator[Sentence]:
-    """What the budget did not allow."""
-    blocks, cells = content.get("blocks", ()), content.get("cells", {})
-    missing = len(blocks) - len(cells.get("H", {}).get("trace", {}))
-    left = content.get("left", ())
-    if missing:
-        yield Sentence(
-            f"Not told in this budget: the traces of {missing} of {len(blocks)} blocks of H.", "cost", "warn"
-        )
-    elif left:
-        longest = max(left, key=lambda each: each["seconds"])
-        yield Sentence(
-            f"Not told in this budget: {longest['stage']} (about {_time(longest['seconds'])} more).", "cost", "warn"
-        )
+    """What the budget did not allow: all of it."""
+    found, seconds = missing(content), sum(each["seconds"] for each in content.get("left", ()))
+    if found:
+        more = f" (about {_time(seconds)} more)" if seconds >= 1 else ""
+        yield Sentence(f"Not told in this budget: {_joined(found)}{more}.", "cost", "warn")
 
 
 RULES: tuple[Callable[[Content], Iterator[Sentence]], ...] = (
@@ -347,14 +354,13 @@ def short(number: float, digits: int = 3) -> str:
 
 
 def percent(share: float, error: float = 0.0) -> str:
-    """A share, with its error if it has one.
+    """A share, with its error if it has one: of two digits, as one digit can be a third too small.
 
-    >>> percent(0.712, 0.041), percent(0.0042)
-    ('71 ± 4 %', '0.42 %')
+    >>> percent(0.712, 0.041), percent(-0.871, 0.14), percent(0.0042)
+    ('71 ± 4.1 %', '−87 ± 14 %', '0.42 %')
     """
-    digits = 2 if abs(share) < 0.995 else 3
-    said = f"{100 * share:.{digits}g}" if abs(100 * share) < 1e4 else short(100 * share)
-    return f"{said} ± {float(f'{100 * error:.1g}'):g} %" if error > 5e-4 * abs(share) and error > 0 else f"{said} %"
+    said = short(100 * share, 2 if abs(share) < 0.995 else 3)
+    return f"{said} ± {short(100 * error, 2)} %" if error > 5e-4 * abs(share) and error > 0 else f"{said} %"
 
 
 def with_bound(number: Number) -> str:
