@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data, graded
+from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, as_key, as_title, data, graded, labels
 from curvlens.results import Convergence, Forecast, Landscape, Line, Scaling, Stability
 
 GREEN = "#009e73"
@@ -293,23 +293,26 @@ def scaling(result: Scaling, what: str = "lambda_max", over: str | None = None) 
         {
             "x": a,
             "y": b,
-            "models": ", ".join(f"{_words(name)} {c}" for name, c in zip(others, rest, strict=True)) or "all",
+            "models": ", ".join(f"{_words(name)} {_said(c)}" for name, c in zip(others, rest, strict=True)) or "all",
         }
         for a, b, *rest in rows
         if a is not None and b is not None
     ]
 
-    def axis(values: list[Any], title: str, channel: Any) -> Any:
-        numeric = all(isinstance(each, (int, float)) for each in values)
-        log = numeric and bool(values) and all(each > 0 for each in values)
+    def axis(key: str, column: str, channel: Any) -> Any:
+        values, title = [record[key] for record in records], as_title(_words(column))
+        if not all(isinstance(each, (int, float)) for each in values):
+            for record in records:
+                record[key] = as_key(_said(record[key]))
+            return channel(f"{key}:O", title=title, axis=labels())
+        log = bool(values) and all(each > 0 for each in values)
         scale = alt.Scale(type="log", nice=False, padding=12) if log else alt.Undefined
-        return channel(f"{title}:{'Q' if numeric else 'O'}", title=_words(over if title == "x" else what), scale=scale)
+        return channel(f"{key}:Q", title=title, scale=scale)
 
     models = list(dict.fromkeys(record["models"] for record in records))
     legend = alt.Legend() if others else None
     colour = alt.Color("models:N", title=None, sort=None, scale=graded(models), legend=legend)
-    vertical = axis([record["y"] for record in records], "y", alt.Y)
-    base = alt.Chart(data(records)).encode(x=axis([record["x"] for record in records], "x", alt.X), color=colour)
+    base = alt.Chart(data(records)).encode(x=place, color=colour)
     means = base.mark_line().encode(y=vertical.aggregate("mean"))
     return alt.layer(means, base.mark_point(filled=True, size=24).encode(y=vertical)).properties(width=420, height=260)
 
@@ -319,6 +322,7 @@ SYMBOLS = {
     "lambda_min": "λ_min",
     "frobenius": "‖H‖_F",
     "trace": "tr H",
+    place, vertical = axis("x", over, alt.X), axis("y", what, alt.Y)
     "parameters": "parameters N",
     "samples": "samples D",
     "loss": "training loss",
@@ -327,7 +331,12 @@ SYMBOLS = {
 
 def _words(column: str) -> str:
     """A column's name as a reader says it."""
-    return SYMBOLS.get(column, column.replace("_", " "))
+    return SYMBOLS.get(column, printable(column.replace("_", " ")))
+
+
+def _said(value: Any) -> str:
+    """A setting as text."""
+    return printable(str(value))
 
 
 def _determined(values: Sequence[Any], by: Sequence[Any]) -> bool:
