@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,6 +100,8 @@ def test_an_eigenvector_has_its_eigenvalue() -> None:
     top = cl.eigs(cl.hessian(asked), 1)
     found = attribute(asked, top.vectors[:, -1])
     assert found.curvature == pytest.approx(float(top.values[-1]), rel=1e-8)
+    column = attribute(asked, top.vectors, product=cl.hessian(asked) @ top.vectors)  # (P, 1)
+    assert column.total == pytest.approx(found.total, rel=1e-8)
 
 
 def test_bad_input() -> None:
@@ -107,6 +110,8 @@ def test_bad_input() -> None:
         attribute(asked, torch.zeros(asked.layout.size, dtype=torch.float64))
     with pytest.raises(cl.CurvlensError, match="flat vector of"):
         attribute(asked, torch.ones(3))
+    with pytest.raises(cl.CurvlensError, match=r"one vector, got 3 columns. Give one of them, as vectors\[:, 0\]"):
+        attribute(asked, torch.ones(asked.layout.size, 3))
     with pytest.raises(cl.CurvlensError, match="NaN or infinite"):
         attribute(asked, torch.full((asked.layout.size,), torch.nan))
     with pytest.raises(cl.CurvlensError, match="by='token'"):
@@ -143,8 +148,13 @@ def test_tables_and_pictures_of_modules_and_pairs() -> None:
     pairs = found.pair_table()
     assert sum(row["part"] for row in pairs) == pytest.approx(found.total)
     assert {row["block"] for row in pairs} == set(found.blocks)
-    drawn = json.dumps(found.plot(what="modules").to_dict())
-    assert "own code of each module" in drawn
+    picture = found.plot(what="modules").to_dict()
+    assert "own code of each module" in json.dumps(picture)
+    assert len(rows) > 12
+    assert [row["module"] for row in picture["data"]["values"]] == [row["module"] for row in rows[:12]]
+    assert picture["title"] == f"the 12 largest of {len(rows)}"
+    few = replace(found, modules=dict(list((found.modules or {}).items())[:3])).plot(what="modules").to_dict()
+    assert "title" not in few
     assert '"with"' in json.dumps(found.plot(what="pairs").to_dict())
     with pytest.raises(cl.CurvlensError, match="what='heads', expected"):
         found.plot(what="heads")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from curvlens import CurvlensError
 from curvlens.dynamics import curvature_gain, fits, loss_law, power_law
@@ -110,7 +113,7 @@ def test_a_normal_quantile_in_place_of_students_would_be_seen(monkeypatch: pytes
 
 def test_settings_and_sizes_of_a_power_law() -> None:
     rows = [{**row, "steps": steps, "norm": -row["norm"] * steps} for row in powers(0, 2) for steps in (1, 2)]
-    with pytest.raises(CurvlensError, match=r"They differ in 'samples', 'steps'. Choose one"):
+    with pytest.raises(CurvlensError, match=r"They differ in 'steps'. Choose one"):
         power_law(rows, "norm", "samples", size=True)
     with pytest.raises(CurvlensError, match=r"negative in 8 of 8 rows .* it has no logarithm. Fit its size: size=True"):
         power_law(rows, "norm", "samples", where={"steps": 1})
@@ -128,12 +131,81 @@ def test_bad_input_of_power_laws() -> None:
         (lambda: power_law(rows[:2], "norm", "samples"), "There are 2 values and 1 such seeds"),
         (lambda: power_law(rows, "norm", "samples", where={"samples": 5}), "No row has numbers"),
         (lambda: power_law(rows, "norm", "samples", level=1.5), "level=1.5"),
+        (lambda: power_law(rows, "norm", "samples", level="a"), "level='a', expected a probability"),  # type: ignore[arg-type]
+        (lambda: power_law(rows, "samples", "samples"), "quantity and over are both 'samples', and y = x is no law"),
+        (lambda: power_law(rows, None, "samples"), "None is a NoneType, expected the name of a column"),  # type: ignore[arg-type]
+        (lambda: power_law([{**r, "seed": [1]} for r in rows], "norm", "samples"), r"seed=\[1\], a list. Expected a"),
+        (lambda: power_law([{**r, "norm": 10**400} for r in rows], "norm", "samples"), "'norm' has a number beyond"),
         (lambda: power_law([{**r, "norm": 0.0} for r in rows], "norm", "samples"), "is zero in 8 of 8"),
         (lambda: power_law([{**r, "norm": None} for r in rows], "norm", "samples"), "No row has numbers"),
     ]
     for call, message in cases:
         with pytest.raises(CurvlensError, match=message):
             call()
+
+
+def test_seeds_keep_their_labels() -> None:
+    """The first of three seeds lacks a value: the others are not renamed, and it is said."""
+    rows = [{**row, "seed": (5, 9, 11)[row["seed"]]} for row in powers(0, 3)]
+    whole = power_law(rows, "norm", "samples")
+    assert (whole.seeds, whole.note) == ([5, 9, 11], "")
+    found = power_law(rows[1:], "norm", "samples")
+    assert found.seeds == [9, 11]
+    measured = {(row["seed"], row["samples"]): row["norm"] for row in rows}
+    assert {row["seed"] for row in found.table()} == {9, 11}
+    assert all(row["y"] == measured[row["seed"], row["x"]] for row in found.table())
+    assert found.note == "1 of 3 seeds left out, without norm at every samples: 5"
+    assert found.note in str(found)
+    never = [{**row, "norm": None} if row["seed"] == 5 else row for row in rows]
+    assert power_law(never, "norm", "samples").note == found.note  # as for a training that diverged
+    many = [*rows, *({"samples": 16, "seed": f"s{i}", "norm": 1.0} for i in range(8))]
+    assert power_law(many, "norm", "samples").note.endswith(": s0, s1, s2, s3, s4, s5 and 2 more")
+
+
+@pytest.mark.parametrize("name", ["law", "low", "high", "seeds", "x", "y"])
+def test_columns_of_a_power_do_not_collide(name: str) -> None:
+    rows = powers(0, 2)
+    plain = power_law(rows, "norm", "samples")
+    as_y = power_law([{**row, name: row["norm"]} for row in rows], name, "samples")
+    as_x = power_law([{**row, name: row["samples"]} for row in rows], "norm", name)
+    assert list(plain.table()[0]) == ["x", "y", "seed", "law", "low", "high"]
+    assert plain.table() == as_y.table() == as_x.table()
+
+
+def test_real_numbers_of_every_kind() -> None:
+    rows = powers(0, 2)
+    truth = power_law(rows, "norm", "samples")
+    for whole in (np.int64, np.int32, np.float32, Fraction, torch.tensor, np.array):
+        for real in (np.float64, torch.tensor, np.array):
+            given = [{**row, "samples": whole(row["samples"]), "norm": real(row["norm"])} for row in rows]
+            found = power_law(given, "norm", "samples")
+            assert found.exponent == pytest.approx(truth.exponent, rel=1e-6)
+            assert found.table()[0]["x"] == 16.0
+    for seed in (np.int64, torch.tensor):
+        assert power_law([{**row, "seed": seed(row["seed"])} for row in rows], "norm", "samples").seeds == [0, 1]
+    for no in (True, np.True_, torch.tensor(True), 1j, "1", torch.ones(1)):
+        with pytest.raises(CurvlensError, match="No row has numbers"):
+            power_law([{**row, "norm": no} for row in rows], "norm", "samples")
+
+
+def test_a_power_law_at_the_ends_of_float64(tmp_path: Path) -> None:
+    """The prefactor 1e-1000 is no float64; the law at the measured places is."""
+    found = power_law([{"n": 1e200 * i, "q": float(i) ** 5} for i in (1, 2, 3, 4)], "q", "n")
+    assert found.prefactor == 0.0
+    assert found.log_prefactor == pytest.approx(-1000 * math.log(10), rel=1e-9)
+    for row in found.table():
+        assert row["law"] == pytest.approx(row["y"], rel=1e-9)
+    assert (found(1e-300), found(10**400)) == (0.0, math.inf)
+    assert "q = exp(-2302.59) n^5" in str(found)
+    found.plot(tmp_path / "x.svg")
+    assert "NaN" not in (tmp_path / "x.svg").read_text()
+    for x in (0.0, -1.0, math.nan):
+        with pytest.raises(CurvlensError, match="has no logarithm"):
+            found(x)
+    values = {0: (1.0, 1e300, 1.0), 1: (1e300, 1.0, 1e-300)}
+    wide = [{"n": 2.0**i, "q": q, "seed": seed} for seed, each in values.items() for i, q in enumerate(each)]
+    power_law(wide, "q", "n").plot(tmp_path / "x.svg")  # an interval from 0 to infinity
+    assert "NaN" not in (tmp_path / "x.svg").read_text()
 
 
 # The loss law
@@ -301,6 +373,15 @@ def test_bad_input_of_the_gain() -> None:
     few += [r for r in rows if r["parameters"] == 1200 and r["samples"] < 100]
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: curvature_gain(rows, []), r"curvature=\[\] names no quantity"),
+        (lambda: curvature_gain(rows, [1]), r"curvature=\[1\] has an int, expected names of quantities"),  # type: ignore[list-item]
+        (lambda: curvature_gain(rows, None), "curvature=None has a NoneType, expected names"),  # type: ignore[arg-type]
+        (lambda: curvature_gain(rows, "q", beside=[2]), r"beside=\[2\] has an int"),  # type: ignore[list-item]
+        (lambda: curvature_gain(rows, ["q", "q"]), "curvature names 'q' twice. Name each quantity once"),
+        (lambda: curvature_gain(rows, "q", beside="q"), "'q' is in curvature and in beside. .* adds nothing"),
+        (lambda: curvature_gain(rows, "test_loss"), "curvature names 'test_loss', which is what is predicted"),
+        (lambda: curvature_gain(rows, "q", beside="test_loss"), "beside names 'test_loss', which is what is predicted"),
+        (lambda: curvature_gain(rows, ["q", "samples"]), "curvature names 'samples', which is part of the law already"),
+        (lambda: curvature_gain(rows, "parameters"), "curvature names 'parameters', which is part of the law already"),
         (lambda: curvature_gain(rows, "p"), "no column 'p'"),
         (lambda: curvature_gain([{**r, "q": -1.0} for r in rows], "q"), "'q' is negative in 32 of 32"),
         (lambda: curvature_gain(few, "q"), "7 settings .* are too few to leave one out and fit 6 numbers"),

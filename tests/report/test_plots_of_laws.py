@@ -41,6 +41,42 @@ def test_a_loss_law_has_a_line_for_each_size(over: str) -> None:
         assert row["y"] == pytest.approx(expected, rel=1e-12)
 
 
+def test_sizes_that_round_alike_are_told_apart() -> None:
+    """Sizes in millions: 0.3 and 0.4 are two lines, not one."""
+    law: Any = cl.load(SAVED / "loss-law")
+    for factor, names in ((1e-6, ("0.00025", "0.00056", "0.0012", "0.0027")), (1.0, ("250", "560", "1,200", "2,700"))):
+        scaled = replace(law, N=torch.tensor([250.0, 560.0, 1200.0, 2700.0]).double().repeat_interleave(8) * factor)
+        scaled = replace(scaled, D=law.D[:1].repeat(32), loss=law.loss[:1].repeat(32))
+        assert {row["size"] for row in max(records(scaled.plot()), key=len)} == set(names)
+    close = replace(law, N=torch.tensor([1.2, 1.2000001], dtype=torch.float64), D=law.D[:2], loss=law.loss[:2])
+    assert {row["size"] for row in max(records(close.plot()), key=len)} == {"1.2", "1.2000001"}
+
+
+@pytest.mark.parametrize("name", ["constructor", "toString", "hasOwnProperty", "__proto__"])
+def test_names_that_javascript_knows_in_titles(name: str, tmp_path: Path) -> None:
+    power: Any = cl.load(SAVED / "power")
+    scaling: Any = cl.load(SAVED / "scaling")
+    gain: Any = cl.load(SAVED / "gain")
+    ones = torch.ones(3, dtype=torch.float64)
+    settings = {name: [1, 2, 3], "seed": [0, 0, 0]}
+    drawn = {
+        "y": replace(power, quantity=name).plot(tmp_path / "y.svg"),
+        "x": replace(power, over=name).plot(tmp_path / "x.svg"),
+        "number": replace(scaling, settings=settings, values={"y": ones}, errors={}).plot(
+            tmp_path / "number.svg", what="y"
+        ),
+        "text": replace(
+            scaling, settings={"kind": [name, "a", "b"], "seed": [0] * 3}, values={name: ones}, errors={}
+        ).plot(tmp_path / "text.svg", what=name),
+        "gain": replace(gain, curvature=[name]).plot(tmp_path / "gain.svg"),
+    }
+    for file in drawn:
+        text = (tmp_path / f"{file}.svg").read_text()
+        shown = name.replace("_", " ").strip() if file in ("number", "text") else name
+        assert f">{shown}<" in text or f"with {name}<" in text, file
+        assert ">=" not in text
+
+
 def test_a_loss_law_over_something_else() -> None:
     with pytest.raises(cl.CurvlensError, match="over='steps', expected 'samples' or 'parameters'"):
         cl.load(SAVED / "loss-law").plot(over="steps")

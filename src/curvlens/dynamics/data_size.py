@@ -54,7 +54,8 @@ def data_size(
 
     Args:
         problem: its samples stand for those to come; at its θ.
-        tolerance: in nats for the loss, in ‖g‖ for the gradient, in ‖H‖_F for the Hessian.
+        tolerance: an absolute distance, not a share: in nats of the loss, of the gradient in its norm ‖·‖, of the
+            Hessian in the Frobenius norm. For 5 % of it give ``0.05 * float(frobenius(hessian(problem), 32))``.
         of: "loss", "gradient" or "hessian".
         confidence: the probability with which the tolerance holds, such as 0.9. Default: as root mean square.
         samples: how many samples to measure the spread on, drawn without replacement; all by default.

@@ -13,7 +13,7 @@ from curvlens.problem import Problem
 
 SHORTEST = 1e-100
 Direction = Tensor | Mapping[str, Tensor]
-"""A flat vector, or a dict by parameter name."""
+"""A flat vector, also as the only column of a matrix, or a dict by parameter name."""
 
 
 def length_of(u: Tensor, what: str = "The direction") -> float:
@@ -35,6 +35,12 @@ def flat(problem: Problem, direction: Direction, what: str = "The direction") ->
         flat = problem.layout.flatten(direction, dtype=problem.dtype, device=problem.device)
     elif isinstance(direction, Tensor) and direction.shape == (problem.layout.size,):
         flat = direction.detach().to(problem.device, problem.dtype)
+    elif isinstance(direction, Tensor) and direction.shape == (problem.layout.size, 1):
+        flat = direction.detach()[:, 0].to(problem.device, problem.dtype)
+    elif isinstance(direction, Tensor) and direction.ndim == 2 and len(direction) == problem.layout.size:
+        raise CurvlensError(
+            f"{what} has to be one vector, got {direction.shape[1]} columns. Give one of them, as vectors[:, 0]."
+        )
     else:
         given = f"shape {tuple(direction.shape)}" if isinstance(direction, Tensor) else a_kind(direction)
         raise CurvlensError(

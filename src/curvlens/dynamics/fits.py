@@ -18,13 +18,12 @@ from scipy import optimize
 from torch import Tensor
 
 from curvlens.calculus.exponents import student
-from curvlens.errors import CurvlensError, listing, nearest
+from curvlens.dynamics.records import Table, chosen, differing, number, numeric, positive, quantities, seed_of
+from curvlens.errors import CurvlensError, listing
 from curvlens.linalg.counted import whole
-from curvlens.results import Gain, LossLaw, Power, Scaling
+from curvlens.results import Gain, LossLaw, Power
 from curvlens.results.estimate import check_level
 
-Table = Scaling | Sequence[Mapping[str, Any]]
-"""Records, one for each trained model."""
 NAMES = ("E", "A", "alpha", "B", "beta")
 FEWEST = 3
 """Sizes of the model, and of the data, that a law can be fitted to."""
@@ -38,6 +37,8 @@ FEWER = 3
 """The same for each left-out setting."""
 SMOOTH = 0.05
 """Minima are searched with a wide square part first, which is smoother."""
+SAID = 6
+"""Seeds that a note names."""
 DELTA = 1e-3
 """Where Huber's loss turns from square to linear, in log loss: Chinchilla's."""
 
@@ -66,25 +67,32 @@ def power_law(
     (-0.5, 3.0)
     """
     check_level(level)
-    rows = _rows(table, [quantity, over], where)
-    by_seed: dict[Any, dict[float, float]] = {}
+    if quantity == over:
+        raise CurvlensError(
+            f"quantity and over are both {over!r}, and y = x is no law. Give over= another column, such as 'samples'."
+        )
+    given = chosen(table, [quantity, over], where)
+    rows = numeric(given, [quantity, over], where)
+    by_seed: dict[Any, dict[float, float]] = {seed_of(row): {} for row in given}
     for row in rows:
-        line = by_seed.setdefault(row.get("seed", 0), {})
+        line = by_seed[seed_of(row)]
         if row[over] in line:
+            same = [each for each in rows if each[over] == row[over] and seed_of(each) == seed_of(row)]
             raise CurvlensError(
-                f"Several rows have {over}={row[over]:g} and the same seed. They differ in {listing(_differing(rows))}"
+                f"Several rows have {over}={row[over]:g} and the same seed. They differ in {listing(differing(same))}"
                 ". Choose one of each: where={...}."
             )
         line[row[over]] = row[quantity]
     places = sorted(set().union(*by_seed.values()))
-    whole_seeds = [line for line in by_seed.values() if len(line) == len(places)]
+    seeds = [seed for seed, line in by_seed.items() if len(line) == len(places)]
+    whole_seeds = [by_seed[seed] for seed in seeds]
     if len(places) < 3 or not whole_seeds:
         raise CurvlensError(
             f"A power law of {quantity!r} over {over!r} needs three values of {over!r}, and a seed with all of them. "
             f"There are {len(places)} values and {len(whole_seeds)} such seeds."
         )
-    x = np.log(_positive(over, places))
-    values = _positive(quantity, [[line[place] for place in places] for line in whole_seeds], size=size)
+    x = np.log(positive(over, places))
+    values = positive(quantity, [[line[place] for place in places] for line in whole_seeds], size=size)
     y = np.log(values)
     centred = x - x.mean()
     slopes = y @ centred / (centred @ centred)
@@ -106,15 +114,25 @@ def power_law(
         over,
         b,
         (b - float(half), b + float(half)),
-        float(_exp(a)),
+        a,
         (float(_exp(a - lever)), float(_exp(a + lever))),
+        seeds=seeds,
         exponents=_column(slopes),
         x=_column(places),
         y=_column(values),
         low=_column(_exp(a + b * x - around)),
         high=_column(_exp(a + b * x + around)),
         level=level,
+        note=_left_out_seeds([seed for seed in by_seed if seed not in seeds], len(by_seed), quantity, over),
     )
+
+
+def _left_out_seeds(left: Sequence[Any], count: int, quantity: str, over: str) -> str:
+    """What is said of seeds that are not part of a law."""
+    if not left:
+        return ""
+    names = ", ".join(map(str, left[:SAID])) + (f" and {len(left) - SAID} more" if len(left) > SAID else "")
+    return f"{len(left)} of {count} seeds left out, without {quantity} at every {over}: {names}"
 
 
 def loss_law(
@@ -196,12 +214,14 @@ def curvature_gain(
         level: of the interval.
     """
     check_level(level)
-    added, held = (([x] if isinstance(x, str) else list(x)) for x in (curvature, beside))
+    added, held = quantities(curvature, "curvature"), quantities(beside, "beside")
     if not added:
         raise CurvlensError("curvature=[] names no quantity. Give one, as curvature='trace'.")
-    require_delta(delta)
     given = loss, parameters, samples
-    rows = _rows(table, [*given, *held, *added], where)  # both predictions are of the same models
+    _require_apart(added, held, given)
+    require_delta(delta)
+    names = [*given, *held, *added]
+    rows = numeric(chosen(table, names, where), names, where)  # both predictions are of the same models
     alone, more = (_Losses.for_leaving_out(rows, given, each, None, size) for each in (held, [*held, *added]))
     without, with_curvature = alone.left_out(delta), more.left_out(delta)
     difference = without - with_curvature
@@ -217,6 +237,23 @@ def curvature_gain(
         interval=(middle - half, middle + half),
         level=level,
     )
+
+
+def _require_apart(added: Sequence[str], held: Sequence[str], law: tuple[str, str, str]) -> None:
+    """Raise if a quantity is named for two purposes."""
+    for name in added:
+        if name in held:
+            raise CurvlensError(
+                f"{name!r} is in curvature and in beside. Both predictions would have it, so that it adds nothing. "
+                "Name it in one of them."
+            )
+    for name in [*added, *held]:
+        if name in law:
+            argument = "curvature" if name in added else "beside"
+            why = "what is predicted" if name == law[0] else "part of the law already"
+            raise CurvlensError(
+                f"{argument} names {name!r}, which is {why}. Give another quantity, as {argument}='trace'."
+            )
 
 
 def left_out(
@@ -275,8 +312,9 @@ class _Losses:
         where: Mapping[str, Any] | None,
         size: bool = False,
     ) -> _Losses:
-        rows = _rows(table, [loss, parameters, samples, *more], where)
-        N, D, L = (_positive(name, [row[name] for row in rows]) for name in (parameters, samples, loss))
+        names = [loss, parameters, samples, *more]
+        rows = numeric(chosen(table, names, where), names, where)
+        N, D, L = (positive(name, [row[name] for row in rows]) for name in (parameters, samples, loss))
         x, y = np.log(N), np.log(D)
         pairs = sorted(set(zip(N.tolist(), D.tolist(), strict=True)))
         counts = len(set(N.tolist())), len(set(D.tolist()))
@@ -287,7 +325,7 @@ class _Losses:
             )
         places = {pair: i for i, pair in enumerate(pairs)}
         groups = np.array([places[pair] for pair in zip(N.tolist(), D.tolist(), strict=True)])
-        logs = [np.log(_positive(name, [row[name] for row in rows], size=size)) for name in more]
+        logs = [np.log(positive(name, [row[name] for row in rows], size=size)) for name in more]
         z = np.stack(logs, 1) if logs else np.zeros((len(rows), 0))
         centre = float(x.mean()), float(y.mean())
         return cls(x - centre[0], y - centre[1], np.log(L), z, groups, np.array(pairs), centre)
@@ -411,28 +449,14 @@ class _Losses:
         return [name for name, x, (low, high) in ends if x - low < 1e-6 or high - x < 1e-6]
 
 
-def _rows(table: Table, names: Sequence[str], where: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The records of these settings that have all of these numbers."""
-    rows: list[Mapping[str, Any]] = list(table.table() if isinstance(table, Scaling) else table)
-    if not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise CurvlensError("The table has no records. Give a Scaling, or a list of mappings, as result.table().")
-    for name in [*names, *(where or {})]:
-        if not any(name in row for row in rows):
-            raise CurvlensError(f"The table has no column {name!r}. {nearest(name, rows[0])}")
-    kept = [row for row in rows if all(row.get(name) == value for name, value in (where or {}).items())]
-    kept = [row for row in kept if all(_is_number(row.get(name)) for name in names)]
-    if not kept:
-        raise CurvlensError(f"No row has numbers for {listing(names)} where {dict(where or {})}.")
-    return kept
-
-
 def _value(found: tuple[float, np.ndarray]) -> float:
     return found[0]
 
 
 def require_delta(delta: object) -> None:
     """Raise unless it is a width that Huber's loss can have."""
-    if not _is_number(delta) or not delta > 0:  # type: ignore[operator]
+    found = number(delta, "delta")
+    if found is None or not found > 0:
         raise CurvlensError(f"delta={delta!r}, expected a number above 0, such as {DELTA:g}.")
 
 
@@ -445,31 +469,3 @@ def _exp(x: Any) -> Any:
 def _column(x: Any) -> Tensor:
     """Numbers of a result."""
     return torch.as_tensor(np.array(x, dtype=float), device="cpu")
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
-
-
-def _positive(name: str, values: Any, *, size: bool | None = None) -> np.ndarray:
-    """Numbers that have a logarithm. ``size`` is None where the caller has no such argument for them."""
-    found = np.array(values, dtype=float)
-    if size:
-        found = np.abs(found)
-    wrong = int((found <= 0).sum())
-    if wrong:
-        least = float(found.min())
-        sized = least < 0 and size is False
-        fix = "Fit its size: size=True, or choose another quantity." if sized else "Choose another quantity."
-        raise CurvlensError(
-            f"{name!r} is {'negative' if least < 0 else 'zero'} in {wrong} of {found.size} rows (the least is "
-            f"{least:.3g}), where it has no logarithm. {fix}"
-        )
-    return found
-
-
-def _differing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Columns of whole numbers, texts and truth values with several values: settings, not measurements."""
-    plain = [name for name in rows[0] if all(isinstance(row.get(name), (int, str)) for row in rows)]
-    found = [name for name in plain if len({row[name] for row in rows}) > 1 and name != "seed"]
-    return found or ["nothing that is a setting"]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -240,5 +241,5 @@ def _plain(value: float, digits: int) -> str:
 
 def check_level(level: float) -> None:
     """Check that a confidence level is a probability."""
-    if not 0 < level < 1:
-        raise CurvlensError(f"level={level}, expected a probability between 0 and 1, as in interval(0.95).")
+    if not isinstance(level, Real) or not 0 < level < 1:
+        raise CurvlensError(f"level={level!r}, expected a probability between 0 and 1, as in interval(0.95).")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from curvlens.errors import printable
+from curvlens.errors import CurvlensError, printable
 from curvlens.results.base import Provenance, Result
 from curvlens.results.status import Status
 
@@ -22,8 +23,11 @@ class Power(Result):
     over: str
     exponent: float
     interval: Interval
-    prefactor: float
+    log_prefactor: float
+    """log a, which is a number also where a is beyond float64."""
     prefactor_interval: Interval
+    seeds: list[Any]
+    """The label of each seed that is part of the law: numbers or texts."""
     exponents: Tensor
     """(seeds,) of each by itself."""
     x: Tensor
@@ -41,28 +45,48 @@ class Power(Result):
     def __post_init__(self) -> None:
         if self.y.shape != (len(self.exponents), len(self.x)) or not len(self.x) == len(self.low) == len(self.high):
             raise TypeError(f"y has shape {tuple(self.y.shape)}")
+        if len(self.seeds) != len(self.exponents):
+            raise TypeError(f"it has {len(self.seeds)} seeds and {len(self.exponents)} exponents")
         for name in ("interval", "prefactor_interval"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
+    @property
+    def prefactor(self) -> float:
+        """a: infinite or 0 where float64 ends."""
+        return _exp(self.log_prefactor)
+
     def __call__(self, x: float) -> float:
-        """The fitted y."""
-        return float(self.prefactor * float(x) ** self.exponent)
+        """The fitted y: infinite or 0 where float64 ends."""
+        if not x > 0:
+            raise CurvlensError(f"x={x!r} has no logarithm. Give a number above 0.")
+        return _exp(self.log_prefactor + self.exponent * math.log(x))
 
     def table(self) -> list[dict[str, Any]]:
-        """A record for each x and seed: y, the law and its interval there."""
+        """A record for each x and seed: x is ``over``, y the ``quantity``, with the law and its interval there."""
         return [
-            {self.over: x, "seed": seed, self.quantity: y, "law": self(x), "low": low, "high": high}
-            for seed, line in enumerate(self.y.tolist())
+            {"x": x, "y": y, "seed": seed, "law": self(x), "low": low, "high": high}
+            for seed, line in zip(self.seeds, self.y.tolist(), strict=True)
             for x, y, low, high in zip(self.x.tolist(), line, self.low.tolist(), self.high.tolist(), strict=True)
         ]
 
     def __repr__(self) -> str:
         low, high = self.interval
-        seeds, x = len(self.exponents), self.x.tolist()
+        seeds, x = len(self.seeds), self.x.tolist()
+        known = 0 < self.prefactor < math.inf
+        prefactor = f"{self.prefactor:.4g}" if known else f"exp({self.log_prefactor:.6g})"
+        note = f"; {self.note}" if self.note else ""
         return printable(
-            f"{self.quantity} = {self.prefactor:.4g} {self.over}^{self.exponent:.3g} ({low:.3g} to {high:.3g} at "
-            f"{self.level:.0%}, {seeds} seed{'s' * (seeds != 1)}, {self.over} {x[0]:g} to {x[-1]:g})"
+            f"{self.quantity} = {prefactor} {self.over}^{self.exponent:.3g} ({low:.3g} to {high:.3g} at "
+            f"{self.level:.0%}, {seeds} seed{'s' * (seeds != 1)}, {self.over} {x[0]:g} to {x[-1]:g}{note})"
         )
+
+
+def _exp(x: float) -> float:
+    """exp x, infinite or 0 where float64 ends."""
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data, graded
+from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, as_key, as_title, data, graded, labels
 from curvlens.results import Convergence, Forecast, Landscape, Line, Scaling, Stability
 
-GREEN = "#009e73"
+GREEN, GREY = "#009e73", "#7b8494"
 SHOWN = 4
 """Times the radius of agreement: far enough to see the two part."""
 PARTS = "parts by 5 %"
@@ -101,7 +101,7 @@ def forecast(result: Forecast, what: str = "loss") -> Any:
         "distance": {"true": result.true_distances, "quadratic model": result.distances},
     }
     shown = {name: values for name, values in pairs[what].items() if values is not None and len(values) > 1}
-    colours = {"true": INK, "quadratic model": BLUE, "mean with noise": ORANGE}
+    colours = {"true": INK, "quadratic model": ORANGE, "mean with noise": BLUE}
     low, high = _seen(shown["true"].tolist() if "true" in shown else [])
     records = [
         {"step": t, "value": value, "what": name}
@@ -110,7 +110,7 @@ def forecast(result: Forecast, what: str = "loss") -> Any:
         if low <= value <= high
     ]
     if result.departure is not None:
-        colours[PARTS] = GREEN
+        colours[PARTS] = GREY
     named = [*shown, *([PARTS] if result.departure is not None else [])]
     colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=named, range=[colours[name] for name in named]))
     lines = (
@@ -122,11 +122,25 @@ def forecast(result: Forecast, what: str = "loss") -> Any:
             color=colour,
         )
     )
+    left = [_leaving(name, values.tolist(), low, high) for name, values in shown.items()]
+    size: dict[str, Any] = {"width": 420, "height": 240}
+    if said := [each for each in left if each]:
+        size["title"] = said
     if result.departure is None:
-        return lines.properties(width=420, height=240)
+        return lines.properties(**size)
     at = data([{"step": result.departure, "what": PARTS}])
     rule = alt.Chart(at).mark_rule(strokeDash=[4, 3]).encode(x="step:Q", color=colour)
-    return alt.layer(lines, rule).properties(width=420, height=240)
+    return alt.layer(lines, rule).properties(**size)
+
+
+def _leaving(name: str, values: Sequence[float], low: float, high: float) -> str:
+    """To what a curve goes that leaves the picture: at its end, or at the last step outside."""
+    outside = [t for t, value in enumerate(values) if not low <= value <= high]
+    if not outside:
+        return ""
+    last = values[outside[-1]]
+    where = f"to {last:.3g}" if math.isfinite(last) else "beyond float64"
+    return f"{name} leaves the picture: {where} at step {outside[-1]}"
 
 
 def convergence(result: Convergence, what: str = "") -> Any:
@@ -293,23 +307,27 @@ def scaling(result: Scaling, what: str = "lambda_max", over: str | None = None) 
         {
             "x": a,
             "y": b,
-            "models": ", ".join(f"{_words(name)} {c}" for name, c in zip(others, rest, strict=True)) or "all",
+            "models": ", ".join(f"{_words(name)} {_said(c)}" for name, c in zip(others, rest, strict=True)) or "all",
         }
         for a, b, *rest in rows
         if a is not None and b is not None
     ]
 
-    def axis(values: list[Any], title: str, channel: Any) -> Any:
-        numeric = all(isinstance(each, (int, float)) for each in values)
-        log = numeric and bool(values) and all(each > 0 for each in values)
+    def axis(key: str, column: str, channel: Any) -> Any:
+        values, title = [record[key] for record in records], as_title(_words(column))
+        if not all(isinstance(each, (int, float)) for each in values):
+            for record in records:
+                record[key] = as_key(_said(record[key]))
+            return channel(f"{key}:O", title=title, axis=labels())
+        log = bool(values) and all(each > 0 for each in values)
         scale = alt.Scale(type="log", nice=False, padding=12) if log else alt.Undefined
-        return channel(f"{title}:{'Q' if numeric else 'O'}", title=_words(over if title == "x" else what), scale=scale)
+        return channel(f"{key}:Q", title=title, scale=scale)
 
+    place, vertical = axis("x", over, alt.X), axis("y", what, alt.Y)
     models = list(dict.fromkeys(record["models"] for record in records))
     legend = alt.Legend() if others else None
     colour = alt.Color("models:N", title=None, sort=None, scale=graded(models), legend=legend)
-    vertical = axis([record["y"] for record in records], "y", alt.Y)
-    base = alt.Chart(data(records)).encode(x=axis([record["x"] for record in records], "x", alt.X), color=colour)
+    base = alt.Chart(data(records)).encode(x=place, color=colour)
     means = base.mark_line().encode(y=vertical.aggregate("mean"))
     return alt.layer(means, base.mark_point(filled=True, size=24).encode(y=vertical)).properties(width=420, height=260)
 
@@ -327,7 +345,12 @@ SYMBOLS = {
 
 def _words(column: str) -> str:
     """A column's name as a reader says it."""
-    return SYMBOLS.get(column, column.replace("_", " "))
+    return SYMBOLS.get(column, printable(column.replace("_", " ")))
+
+
+def _said(value: Any) -> str:
+    """A setting as text."""
+    return printable(str(value))
 
 
 def _determined(values: Sequence[Any], by: Sequence[Any]) -> bool:

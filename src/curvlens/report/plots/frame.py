@@ -59,6 +59,15 @@ def as_key(name: str) -> str:
     return f"={name}"
 
 
+def as_title(name: str) -> str:
+    """A name as a whole title, for the same reason. Vega does not draw the space at its end.
+
+    >>> as_title("constructor")
+    'constructor '
+    """
+    return f"{name} "
+
+
 def labels(**options: Any) -> Any:
     """An axis of values by `as_key`, labelled with the names."""
     return altair().Axis(labelExpr="slice(datum.label, 1)", **options)

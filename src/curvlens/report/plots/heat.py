@@ -25,6 +25,8 @@ UNNAMED = [
 ]
 MOST_BARS = 500
 """The most bars: those of the largest sizes. A picture of more cannot be read."""
+MOST_MODULES = 12
+"""The same for modules: beside the largest parts all others are too short to be seen."""
 
 
 def blocks(result: ByBlock) -> Any:
@@ -50,12 +52,14 @@ def attribution(result: Attribution, what: str = "blocks") -> Any:
         return blocks(result.blocks)
     alt = altair()
     if what == "modules":
-        records = [{**row, "key": as_key(printable(row["module"]))} for row in result.module_table()][:MOST_BARS]
+        rows = result.module_table()  # the largest first
+        records = [{**row, "key": as_key(printable(row["module"]))} for row in rows[:MOST_MODULES]]
         y = alt.Y("key:N", sort=None, title=None, axis=labels())
         bars = alt.Chart(data(records)).mark_bar(color=INK, opacity=0.6, height={"band": 0.7})
-        return bars.encode(y=y, x=alt.X("part:Q", title="uᵀGu, and uᵀM_m u of the own code of each module")).properties(
-            width=420
-        )
+        x = alt.X("part:Q", title="uᵀGu, and uᵀM_m u of the own code of each module")
+        chart = bars.encode(y=y, x=x).properties(width=420)
+        more = len(rows) > MOST_MODULES
+        return chart.properties(title=f"the {MOST_MODULES} largest of {len(rows)}") if more else chart
     records = [
         {**row, "row": as_key(printable(row["block"])), "column": as_key(printable(row["with"])), "value": row["part"]}
         for row in result.pair_table()

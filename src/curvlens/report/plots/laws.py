@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from curvlens.errors import CurvlensError, printable
-from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, data, graded
+from curvlens.report.plots.frame import BLUE, INK, ORANGE, altair, as_title, data, graded
 from curvlens.results import Gain, LossLaw, Power
 
 POINTS = 60
@@ -18,16 +19,18 @@ def power(result: Power) -> Any:
     alt = altair()
     x, level = result.x.tolist(), f"{result.level:.0%}"
     log = alt.Scale(type="log", nice=False, padding=12)
-    at = alt.X("x:Q", title=printable(result.over), scale=log)
-    title = printable(result.quantity)
+    at = alt.X("x:Q", title=as_title(printable(result.over)), scale=log)
+    title = as_title(printable(result.quantity))
     ends = zip(x, result.low.tolist(), result.high.tolist(), strict=True)
-    law = data([{"x": x, "y": result(x), "low": low, "high": high} for x, low, high in ends])
+    law = [{"x": x, "y": result(x), "low": low, "high": high} for x, low, high in ends]
+    band = data([row for row in law if row["low"] > 0 and row["high"] < math.inf])  # else it has no logarithm
+    line = data([row for row in law if 0 < row["y"] < math.inf])
     seen = data([{"x": a, "y": b} for line in result.y.tolist() for a, b in zip(x, line, strict=True)])
     low, high = result.interval
     exponent = f"exponent {result.exponent:.3g}, {low:.3g} to {high:.3g} at {level}"
     return alt.layer(
-        alt.Chart(law).mark_area(color=BLUE, opacity=0.2).encode(x=at, y=alt.Y("low:Q", scale=log), y2="high:Q"),
-        alt.Chart(law).mark_line(color=BLUE).encode(x=at, y=alt.Y("y:Q", title=title, scale=log)),
+        alt.Chart(band).mark_area(color=BLUE, opacity=0.2).encode(x=at, y=alt.Y("low:Q", scale=log), y2="high:Q"),
+        alt.Chart(line).mark_line(color=BLUE).encode(x=at, y=alt.Y("y:Q", title=title, scale=log)),
         alt.Chart(seen).mark_point(color=INK, filled=True, size=24).encode(x=at, y=alt.Y("y:Q", scale=log)),
     ).properties(width=420, height=260, title=exponent)
 
@@ -43,15 +46,16 @@ def loss(result: LossLaw, over: str = "samples") -> Any:
     first, last = math.log(min(places)), math.log(max(places))
     grid = [math.exp(first + (last - first) * i / (POINTS - 1)) for i in range(POINTS)]
     sizes = sorted({record[other] for record in records})
+    said = _apart(sizes)
     curves = [
-        {"x": x, "y": result(size, x) if over == "samples" else result(x, size), "size": f"{size:,.0f}"}
+        {"x": x, "y": result(size, x) if over == "samples" else result(x, size), "size": said[size]}
         for size in sizes
         for x in grid
     ]
-    points = [{"x": r[over], "y": r["loss"], "size": f"{r[other]:,.0f}"} for r in records]
+    points = [{"x": r[over], "y": r["loss"], "size": said[r[other]]} for r in records]
     log = alt.Scale(type="log", nice=False, padding=12)
     names = {"samples": "samples D", "parameters": "parameters N"}
-    colour = alt.Color("size:N", title=names[other], sort=None, scale=graded([f"{size:,.0f}" for size in sizes]))
+    colour = alt.Color("size:N", title=names[other], sort=None, scale=graded([*said.values()]))
     place = alt.X("x:Q", title=names[over], scale=log)
     value = alt.Y("y:Q", title="loss", scale=log)
     layers = [
@@ -65,6 +69,14 @@ def loss(result: LossLaw, over: str = "samples") -> Any:
         written = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2, "color": ORANGE}
         layers.append(alt.Chart(floor).mark_text(**written).encode(y=value, x=alt.value(0), text="text:N"))
     return alt.layer(*layers).properties(width=420, height=260)
+
+
+def _apart(sizes: Sequence[float]) -> dict[float, str]:
+    """Sizes in words, with as many digits as tell them apart."""
+    if all(size == round(size) for size in sizes):
+        return {size: f"{size:,.0f}" for size in sizes}
+    words = ([f"{size:,.{digits}g}" for size in sizes] for digits in range(3, 18))  # 17 digits tell all floats apart
+    return dict(zip(sizes, next(each for each in words if len(set(each)) == len(sizes)), strict=True))
 
 
 def gain(result: Gain) -> Any:
