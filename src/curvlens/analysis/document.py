@@ -10,7 +10,17 @@ from typing import Any
 import torch
 
 from curvlens.analysis import heads
-from curvlens.analysis.estimates import cautious, difference, enclosed, estimate, pooled, pooled_norm, shown, total
+from curvlens.analysis.estimates import (
+    cautious,
+    difference,
+    enclosed,
+    end_of_spectrum,
+    estimate,
+    pooled,
+    pooled_norm,
+    shown,
+    total,
+)
 from curvlens.analysis.extremes import atoms, condition, gap
 from curvlens.analysis.instrument import DENSITY
 from curvlens.analysis.known import Known
@@ -96,11 +106,10 @@ def cells(known: Known) -> dict[str, dict[str, dict[str, Any]]]:
         if traces:
             found[letter]["mean"] = {name: _scaled(each, 1 / known.blocks[name]) for name, each in traces.items()}
         for record in known.of("ends", operator=letter):
-            values, residuals = record.result["values"], record.result["residuals"]
-            place = found.setdefault(letter, {})
-            place.setdefault("top", {})[record.config["block"]] = enclosed(values[-1], residuals[-1])
-            if letter != "G":
-                place.setdefault("bottom", {})[record.config["block"]] = enclosed(values[0], residuals[0])
+            place, name = found.setdefault(letter, {}), record.config["block"]
+            for end in ("top",) if letter == "G" else ("top", "bottom"):
+                cell = end_of_spectrum(record.result, known.blocks[name], top=end == "top")
+                place.setdefault(end, {})[name] = cell
     return found
 
 
@@ -112,10 +121,8 @@ def whole(known: Known) -> dict[str, dict[str, Any]]:
         found[letter] = {name: shown(each) for name, each in estimates.items()}
         pairs = known.last("eigs", operator=letter)
         if pairs is not None:
-            values, residuals = pairs.result["values"], pairs.result["residuals"]
-            found[letter]["top"] = enclosed(values[-1], residuals[-1])
-            if letter != "G":
-                found[letter]["bottom"] = enclosed(values[0], residuals[0])
+            for end in ("top",) if letter == "G" else ("top", "bottom"):
+                found[letter][end] = end_of_spectrum(pairs.result, sum(known.blocks.values()), top=end == "top")
             between = gap(pairs)
             if between is not None:
                 found[letter]["gap"] = between

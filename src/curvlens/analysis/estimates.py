@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 
 from curvlens.results import Estimate, Status
 
+TRUSTED = 0.01
+"""A residual below this part of the eigenvalue shows that the search has found the end of the spectrum."""
 Row = list[float]
 """Value, standard error, samples, degrees of freedom, whether it is positive, its computed part."""
 
@@ -69,11 +71,11 @@ def cautious(estimate: Estimate) -> Estimate:
     """An estimate of H from few samples with fewer degrees of freedom.
 
     Half of 8 samples go into eigenvalues, four are left for the error. They are skewed where a large eigenvalue was
-    missed: 95 % intervals with 3 degrees of freedom held 90 % of the traces of blocks of a trained GPT, with 2 they
-    hold more than 92 %.
+    missed. Of 400 traces of blocks of a trained GPT 95 % intervals with 3 degrees of freedom held 90 %, with 2 they
+    held 93 %, with 1.5 95 %.
     """
-    few = estimate.samples < 32 and 2 < estimate.dof < math.inf
-    return replace(estimate, dof=max(estimate.dof * 2 / 3, 2.0)) if few else estimate
+    few = estimate.samples < 32 and 1.5 < estimate.dof < math.inf
+    return replace(estimate, dof=max(estimate.dof / 2, 1.5)) if few else estimate
 
 
 def difference(one: Estimate, other: Estimate) -> Estimate:
@@ -111,6 +113,26 @@ def shown(estimate: Estimate) -> dict[str, Any]:
 def enclosed(value: float, residual: float) -> dict[str, Any]:
     """For the page: an eigenvalue with its residual. One lies within it: a bound, not a standard error."""
     return {"value": value, "bound": residual, "low": value - residual, "high": value + residual, "exact": False}
+
+
+def end_of_spectrum(result: Mapping[str, Any], size: int, *, top: bool) -> dict[str, Any]:
+    """The largest or smallest eigenvalue of a search, with a bound.
+
+    Near a Ritz value there is an eigenvalue, but it need not be the last one: after 16 products the smallest found may
+    be the second smallest. A residual below 1 % of the value is taken at its word. Otherwise the end lies beyond the
+    Ritz value by at most ε (λ_max − λ_min) with ε = (ln(1.648 √n/0.05)/(2k − 1))², in 95 % of all starts (Kuczyński
+    and Woźniakowski 1992, k products).
+    """
+    values, residuals = result["values"], result["residuals"]
+    value, residual = (values[-1], residuals[-1]) if top else (values[0], residuals[0])
+    steps = int(result["products"]) - len(values)
+    found = enclosed(value, residual)
+    if residual <= TRUSTED * abs(value) or steps >= size or steps < 2:
+        return found
+    part = (math.log(1.648 * math.sqrt(size) / 0.05) / (2 * steps - 1)) ** 2
+    spread = max(values[-1], 0.0) - min(values[0], 0.0)
+    beyond = max(part / max(1 - part, 0.1) * spread, residual)
+    return found | {"bound": beyond, ("high" if top else "low"): value + (beyond if top else -beyond)}
 
 
 def _finite(number: float) -> float | None:

@@ -222,7 +222,8 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
         yield Step("panels", unit("stability", tol=5e-2, most=24), 16 * PRODUCT + STEP)
     if not of.has_optimizer or known.left_out("stability"):
         yield Step("panels", unit("adam", lr=1e-3, tol=5e-2, most=24), 16 * PRODUCT + STEP)
-    yield from _noise(of, 64)
+    if not known.left_out("noise"):
+        yield from _noise(of, 64)
     for path in _some(list(of.layers.values()), 4):
         yield _depth(of, path)
     if of.has_ggn and of.has_heads:
@@ -290,7 +291,9 @@ def _density(of: Outline, letter: str, *, probes: int, steps: int, role: str = "
 
 
 def _sharper(of: Outline, known: Known) -> Iterator[Step]:
-    yield from _ends(of, k=max(min(5, of.vectors // 5), 2), tol=1e-3, most=80)
+    k = min(max(min(5, of.vectors // 5), 2), sum(of.blocks.values()) // 2)
+    if k > 1:
+        yield from _ends(of, k=k, tol=1e-3, most=80)
     steps = _steps(of, 40)
     yield Step("density", _density(of, "H", probes=2, steps=steps), 2 * steps * PRODUCT)
     if of.has_ggn:

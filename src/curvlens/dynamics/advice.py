@@ -105,10 +105,10 @@ def where_it_sits(content: Content) -> Iterator[Sentence]:
     layers = len({block["layer"] for block in content.get("blocks", ()) if block["layer"]})
     rest = len(groups) - layers
     among = [f"{count} {word}{'s' * (count > 1)}" for count, word in ((layers, "layer"), (rest, "block")) if count]
-    outside = " outside of layers" if rest and layers else ""
+    beside = " outside of layers" if rest and layers else ""
     yield Sentence(
         f"{_joined(named)} {'hold' if len(taken) > 1 else 'holds'} {percent(share, error)} of {what}, in a model with "
-        f"{' and '.join(among)}{outside}.",
+        f"{' and '.join(among)}{beside}.",
         "heat",
     )
 
@@ -179,6 +179,8 @@ def negative_curvature(content: Content) -> Iterator[Sentence]:
     if top is None or bottom is None:
         return
     if bottom["high"] >= 0:
+        if bottom["low"] < -0.1 * abs(top["value"]):
+            return  # too coarse a search to say either
         yield Sentence(
             f"No negative curvature was found: λ_min is {with_bound(bottom)}, beside λ_max {short(top['value'])}.",
             "spectrum",
@@ -364,8 +366,11 @@ def percent(share: float, error: float = 0.0) -> str:
 
 
 def with_bound(number: Number) -> str:
-    """An eigenvalue with its residual."""
+    """An eigenvalue with its residual; one from a coarse search with the interval that it lies in."""
     bound = float(number.get("bound") or 0.0)
+    low, high = number.get("low"), number.get("high")
+    if low is not None and high is not None and high - low < 1.99 * bound:
+        return f"between {short(low)} and {short(high)}"
     if bound < 5e-4 * abs(number["value"]):
         return short(number["value"], 4)
     return f"{short(number['value'])} ± {short(bound, 2)}"
