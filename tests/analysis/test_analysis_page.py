@@ -161,6 +161,14 @@ def test_optimisers_are_beside_their_edge() -> None:
     assert "19 ± 1 %" in json.dumps(edge, ensure_ascii=False)
 
 
+def test_a_verdict_is_no_half_sentence() -> None:
+    advice = {
+        "observation": "λ_min is −2.", "recommendation": "Use momentum.", "reason": "seen", "panel": "spectrum",
+        "claim": "advice-momentum", "verdict": "holds when",
+    }  # fmt: skip
+    assert "advice-momentum: holds in part" in page(documents.document() | {"advice": [advice]})
+
+
 def test_a_line_is_a_smooth_parabola_near_where_loss_and_model_part() -> None:
     sizes = [0.01, 0.012, 0.02, 0.1, 0.4]
     radii = [*(-t for t in reversed(sizes)), 0.0, *sizes]

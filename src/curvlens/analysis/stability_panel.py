@@ -95,7 +95,10 @@ def stability(content: Document) -> Section:
     if found:
         body += _given(found)
     elif any("measured" in cells for cells in searched(content).values()):
-        words = "A bar ends at the edge. The orange mark is where the loss along the step rises again, by line search; the table has its number."
+        words = (
+            "A bar ends at the edge. The orange mark is where the loss along the step rises again, by line search; "
+            "the table has its number."
+        )
         body.append(Prose(words, "faint"))
     body += _table(content)
     if adam:

@@ -105,10 +105,10 @@ def where_it_sits(content: Content) -> Iterator[Sentence]:
     layers = len({block["layer"] for block in content.get("blocks", ()) if block["layer"]})
     rest = len(groups) - layers
     among = [f"{count} {word}{'s' * (count > 1)}" for count, word in ((layers, "layer"), (rest, "block")) if count]
-    beside = " outside of layers" if rest and layers else ""
+    place = " outside of layers" if rest and layers else ""
     yield Sentence(
         f"{_joined(named)} {'hold' if len(taken) > 1 else 'holds'} {percent(share, error)} of {what}, in a model with "
-        f"{' and '.join(among)}{beside}.",
+        f"{' and '.join(among)}{place}.",
         "heat",
     )
 
