@@ -34,9 +34,9 @@ def test_the_colours_of_a_forecast() -> None:
 @pytest.mark.parametrize(
     ("losses", "said"),
     [
-        ([1.0, 0.5, -30.0, -500.0], "quadratic model leaves the picture: to -500 at step 3"),
-        ([1.0, 9.0, 1e200, float("inf")], "quadratic model leaves the picture: beyond float64 at step 3"),
-        ([1.0, 9.0, 0.9, 0.8], "quadratic model leaves the picture: to 9 at step 1"),
+        ([1.0, 0.5, -30.0, -500.0], "the quadratic model leaves the picture: to -500 at step 3"),
+        ([1.0, 9.0, 1e200, float("inf")], "the quadratic model leaves the picture: beyond float64 at step 3"),
+        ([1.0, 9.0, 0.9, 0.8], "the quadratic model leaves the picture: to 9 at step 1"),
     ],
 )
 def test_it_says_to_what_a_model_goes_that_leaves_the_picture(losses: list[float], said: str, tmp_path: Path) -> None:

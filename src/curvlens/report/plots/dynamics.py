@@ -122,10 +122,11 @@ def forecast(result: Forecast, what: str = "loss") -> Any:
             color=colour,
         )
     )
-    left = [_leaving(name, values.tolist(), low, high) for name, values in shown.items()]
+    said = {"true": f"the true {what}", "quadratic model": "the quadratic model", "mean with noise": "the mean"}
+    left = [_leaving(said[name], values.tolist(), low, high) for name, values in shown.items()]
     size: dict[str, Any] = {"width": 420, "height": 240}
-    if said := [each for each in left if each]:
-        size["title"] = said
+    if any(left):
+        size["title"] = [each for each in left if each]
     if result.departure is None:
         return lines.properties(**size)
     at = data([{"step": result.departure, "what": PARTS}])
