@@ -203,10 +203,11 @@ def _block_sizes(
 
 
 def _glance(of: Outline, known: Known) -> Iterator[Step]:
-    """Something for every panel. With the steps before it, it takes some 165 gradients."""
+    """Something for every panel. With the steps before it, it takes some 165 gradients; with an optimiser 210."""
     yield Step("panels", unit("attention"), 1.0, "gradient")
     yield from _along(known, "top")
     yield Step("panels", unit("descent"), STEP, "gradient")
+    yield from _edge_given(of)
     yield from _noise(of, 8)
     for path in list(of.layers.values())[:1]:
         yield _depth(of, path)
@@ -218,8 +219,6 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
     config = {"operator": "H", "samples": SAMPLES, "seed": _seed(of, 0)}
     yield Step("panels", unit("whole", **config), SAMPLES * PRODUCT)
     yield from _along(known, "bottom")
-    if of.has_optimizer:
-        yield Step("panels", unit("stability", tol=5e-2, most=24), 16 * PRODUCT + STEP)
     if not of.has_optimizer or known.left_out("stability"):
         yield Step("panels", unit("adam", lr=1e-3, tol=5e-2, most=24), 16 * PRODUCT + STEP)
     if not known.left_out("noise"):
@@ -235,6 +234,12 @@ def _first_look(of: Outline, known: Known) -> Iterator[Step]:
     for config in parts:
         cost = (SETTING_UP + 8 * BACKWARD) * share(1 / len(parts), OVERHEAD)
         yield Step("panels", unit("spread", **config), cost, "gradient", 1 / len(parts))
+
+
+def _edge_given(of: Outline) -> Iterator[Step]:
+    """The edge of the optimiser that was given."""
+    if of.has_optimizer:
+        yield Step("panels", unit("stability", tol=5e-2, most=24), 16 * PRODUCT + STEP)
 
 
 def _along(known: Known, end: str) -> Iterator[Step]:

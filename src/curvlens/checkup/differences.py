@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from curvlens._evaluation.graph import Graph
 from curvlens._evaluation.pieces import Piece
 from curvlens.checkup.kinks import Kinks
-from curvlens.linalg.vectors import dot, norm
+from curvlens.linalg.vectors import distance, dot, norm
 from curvlens.problem import Problem
 
 
@@ -41,6 +41,8 @@ JUDGEMENTS = {
 """By dtype. Half precision is missing: it has too few digits for differences."""
 _SLOPE = 1e-2
 """The largest relative difference of a slope that counts as right. A crossed kink changes the slope a little."""
+_SETTLED = 0.25
+"""The largest relative change of a difference quotient, when its step is halved, that counts as convergence."""
 _NOISE = 1e3
 """Allowed rounding error in units of eps: of the gradient relative to its norm, of the loss relative to its value."""
 
@@ -94,7 +96,8 @@ def slope_error(problem: Problem, piece: Piece, v: Tensor, dtype: torch.dtype) -
         difference, scale = abs(slope - derivative), max(abs(slope), abs(derivative), typical)
         if difference <= _SLOPE * scale + _NOISE * torch.finfo(dtype).eps * abs(value) / t:
             return 0.0
-        if all(kinks.same_as(sides) for _, kinks in ends) and abs(fine - coarse) < difference / 4:
+        settled = abs(fine - coarse) < min(difference / 4, _SETTLED * abs(fine))
+        if all(kinks.same_as(sides) for _, kinks in ends) and settled:
             found.append(difference / scale)
     return min(found) if len(found) > 1 else None
 
@@ -123,7 +126,7 @@ def error(problem: Problem, piece: Piece, v: Tensor, hv: Tensor, dtype: torch.dt
     found: list[float] = []
     here, sides = _gradient(problem, piece, v, 0.0)
     for t in judgement.steps:
-        derivative, bend = _derivative(problem, piece, v, t, here, sides)
+        derivative, bend = _derivative(problem, piece, v, t, here, sides, dtype)
         if derivative is None:
             continue
         scale = max(norm(hv), norm(derivative))
@@ -137,9 +140,11 @@ def error(problem: Problem, piece: Piece, v: Tensor, hv: Tensor, dtype: torch.dt
 
 
 def _derivative(
-    problem: Problem, piece: Piece, v: Tensor, t: float, here: Tensor, sides: Kinks
+    problem: Problem, piece: Piece, v: Tensor, t: float, here: Tensor, sides: Kinks, dtype: torch.dtype
 ) -> tuple[Tensor | None, float]:
-    """D of a step t, and how much the gradient bends along it; None if the step crosses a kink.
+    """D of a step t, and how much the gradient bends along it; None if the step crosses a kink, or is too long.
+
+    D_1 and D_½ of a step that is longer than the features of the function differ, as do those of noise.
 
     In place, and in the dtype of the gradients: beside H v and the gradient here, three vectors are held.
     """
@@ -155,6 +160,8 @@ def _derivative(
         slopes.append(slope)
         del plus, minus
     coarse, fine = slopes
+    if distance(fine, 1.0, coarse) > _SETTLED * norm(fine) + _NOISE * torch.finfo(dtype).eps * norm(here) / t:
+        return None, 0.0
     return fine.mul_(4 / 3).sub_(coarse, alpha=1 / 3), bend
 
 
