@@ -13,6 +13,11 @@ import torch
 from torch import Tensor
 
 import curvlens as cl
+from curvlens.analysis.document import _over_blocks, _whole_estimates, _width
+from curvlens.analysis.estimates import cautious, enclosed, end_of_spectrum, estimate
+from curvlens.analysis.instrument import _pairs
+from curvlens.analysis.known import Known
+from curvlens.study import Study
 from subjects import adder, batch, problem, rows
 from truth import Truth
 
@@ -91,6 +96,39 @@ def test_the_whole() -> None:
         assert share == pytest.approx(mass[name], abs=0.02)
     line = content["eigenvectors"][-1]["line"]
     assert line["curvature"] == pytest.approx(float(values[-1]), rel=2e-2)
+
+
+def test_the_ends_of_the_spectrum_after_a_coarse_search() -> None:
+    """Sixteen products find an eigenvalue near the end, and the residual says how near to one; not that it is the last.
+
+    The smallest is −2.55, the next −2.06: intervals of residuals alone leave out the smallest for a fifth of the seeds.
+    """
+    H, values = cl.hessian(problem()), torch.linalg.eigvalsh(truths()["H"])
+    alone = 0
+    for seed in range(20):
+        result = _pairs(cl.eigs(H, 1, "both", tol=5e-2, max_products=16, seed=seed))
+        for top, true in ((True, float(values[-1])), (False, float(values[0]))):
+            found = end_of_spectrum(result, len(values), top=top)
+            assert found["low"] - 1e-9 <= true <= found["high"] + 1e-9
+        near = enclosed(result["values"][0], result["residuals"][0])
+        alone += not near["low"] <= float(values[0]) <= near["high"]
+    assert alone > 1
+
+
+def test_the_trace_of_the_whole_is_the_narrower_of_two(tmp_path: Path) -> None:
+    """16 samples of the whole say less than all blocks together, which had more budget."""
+    asked = problem()
+    cl.analyze(asked, tmp_path / "run", "900 gradients")
+    study, known = Study(tmp_path / "run"), Known({name: block.size for name, block in asked.blocks.items()})
+    for kind in ("ggn", "block", "whole"):
+        for record in study.records(kind).values():
+            known.add(record, 0.0, 1.0)
+    for letter in "HG":
+        shown_, parts = _whole_estimates(known, letter)["trace"], _over_blocks(known, letter)
+        own = [r.result["trace"] for r in known.of("whole", operator=letter) if r.config["samples"] == 16]
+        widths = [_width(each) for each in (parts, *(cautious(estimate(r)) for r in own)) if each is not None]
+        assert _width(shown_) == pytest.approx(min(widths), rel=1e-9)
+    assert len(widths) > 0
 
 
 def test_tokens_add_up_to_the_curvature() -> None:

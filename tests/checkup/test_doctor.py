@@ -24,6 +24,7 @@ from cases import CASES, Case, hugging_face
 from curvlens.checkup import Finding, Report, doctor, examine
 from curvlens.checkup import kernels as kernels_module
 from curvlens.checkup.untouched import untouched
+from curvlens.models import GPT, GPTConfig
 from sick import LABELS, TOKENS, Wrapped, mean_loss, plain_product
 from small import Cells, direction, gpt, problem, relative
 
@@ -995,3 +996,16 @@ def test_every_finding_is_provoked_here() -> None:
     assert len(names) > 25
     here = "".join(file.read_text() for file in Path(__file__).parent.glob("test_doctor*.py"))
     assert [name for name in sorted(names) if f'"{name}"' not in here] == []
+
+
+def test_a_function_that_wiggles_more_than_the_steps_can_see() -> None:
+    """Weights three times as large: differences over 2e-2 to 5e-3 have not converged, and say nothing about H v."""
+    torch.manual_seed(101)
+    for _ in range(4):  # the fourth of these networks was called wrong
+        model = GPT(GPTConfig(vocab=11, context=8, n_layer=2, n_head=2, d_model=8, d_mlp=16))
+        tokens = torch.randint(11, (3, 8))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3.0)
+    found = cl.doctor(cl.Problem(model.eval(), (tokens, tokens), cl.losses.CausalLM()))
+    assert not {"wrong-second-derivative", "wrong-gradient"} & {finding.name for finding in found}

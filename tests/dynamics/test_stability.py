@@ -594,3 +594,13 @@ def test_a_preconditioner_by_hand(target: float) -> None:
             cl.stability(problem, wrong)
     with pytest.raises(cl.CurvlensError, match="preconditioner has shape"):
         cl.stability(problem, dynamics.Preconditioned(0.1, P[:2]))
+
+
+def test_a_state_dict_of_another_model() -> None:
+    optimizer = torch.optim.AdamW(
+        [{"params": [nn.Parameter(torch.ones(2))]}, {"params": [nn.Parameter(torch.ones(3))]}]
+    )
+    with pytest.raises(
+        cl.CurvlensError, match=r"is of 2 parameters in 2 groups, and the model has \d+. Is it of another"
+    ):
+        cl.stability(small.problem(), optimizer.state_dict(), fresh=True)

@@ -25,7 +25,7 @@ from curvlens.errors import CurvlensError, printable
 from curvlens.memory import readable
 from curvlens.report.terminal import tables
 from curvlens.report.terminal.analysis import summary
-from curvlens.study.budget import readable_time
+from curvlens.study.budget import parse_budget, readable_time
 
 SAVE = "Save it by torch.save(optimizer.state_dict(), 'optimizer.pt')."
 EVERY = 15.0
@@ -49,6 +49,7 @@ class Wanted:
 def show_analysis(wanted: Wanted) -> bool:
     """Analyse, print and write; whether it was not interrupted."""
     console, err = Console(soft_wrap=True), Console(stderr=True)
+    parse_budget(wanted.budget)  # before a model is loaded for minutes
     state = None if wanted.optimizer is None else _state(wanted.optimizer)
     posed = pose(wanted.options)
     say(posed)

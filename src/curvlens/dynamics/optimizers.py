@@ -232,15 +232,24 @@ def _order(problem: Problem, raw: list[Any], count: int, order: Sequence[str] | 
     """The names of the parameters in the order of the optimiser."""
     if order is None and all("param_names" in group for group in raw):
         order = [name for group in raw for name in group["param_names"]]
+    everything = list(problem.model.named_parameters())
     if order is None and len(raw) == 1:
-        everything = list(problem.model.named_parameters())
         for names in ([name for name, _ in everything], [name for name, p in everything if p.requires_grad]):
             if len(names) == count:
                 return names
     if order is None:
+        have = {len(everything), sum(p.requires_grad for _, p in everything)}
+        groups = f"{len(raw)} group{'s' * (len(raw) != 1)}"
+        if count not in have:
+            raise CurvlensError(
+                f"The state dict is of {count} parameters in {groups}, and the model has {len(everything)}. Is it of "
+                "another model? If the optimiser moves only some parameters, make it from names: "
+                "AdamW(model.named_parameters()), or give order=[...] to stability."
+            )
         raise CurvlensError(
-            f"The state dict numbers its {count} parameters in {len(raw)} groups and does not name them. Give their "
-            "names in the order of the optimiser: stability(problem, state_dict, order=[...])."
+            f"The state dict numbers its {count} parameters in {groups} and does not name them. Make the optimiser "
+            "from model.named_parameters(), or give their names in its order: stability(problem, state_dict, "
+            "order=[...])."
         )
     if len(order) != count:
         raise CurvlensError(f"order has {len(order)} names; the state dict has {count} parameters.")
