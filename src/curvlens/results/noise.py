@@ -83,7 +83,7 @@ class Noise(Result):
         note = f"; {self.note}" if self.note else ""
         scale = f"{self.scale} samples" if math.isfinite(float(self.scale)) else str(self.scale)
         return printable(
-            f"Noise(noise scale {scale}, tr Σ = {self.trace}, ‖g‖² = {self.gradient}{curved}; from "
+            f"Noise(noise scale {scale}, tr Σ = {self.trace}, ‖g‖² without noise = {self.gradient}{curved}; from "
             f"{self.samples} gradients of one {self.each} each{note})"
         )
 
