@@ -362,6 +362,10 @@ def edge(records: Sequence[tuple[str, Cell]], title: str) -> Spec:
     return _spec(alt.layer(*layers).properties(width="container", height=30 * len(shown)), widest=640)
 
 
+ON_BLUE = "#fdfdfd"
+"""Of text on a bar, in light and dark alike."""
+
+
 def rates(records: Sequence[tuple[str, Cell]], lines: Mapping[str, Cell]) -> Spec:
     """A bar for each optimiser up to its largest stable learning rate, on a logarithm.
 
@@ -398,7 +402,8 @@ def rates(records: Sequence[tuple[str, Cell]], lines: Mapping[str, Cell]) -> Spe
         tick = alt.Chart(data(marks)).mark_tick(color=ORANGE, thickness=3, size=20)
         layers.append(tick.encode(x=x, y=y, tooltip=["name:N", alt.Tooltip("line:N", title="line search")]))
     layers += _said_at(base.transform_filter("!datum.inside"))
-    layers += _said_at(base.transform_filter("datum.inside"), align="right", dx=-6)  # the mark is beside the bar
+    inside = base.transform_filter("datum.inside").mark_text(align="right", dx=-8, fontSize=11, color=ON_BLUE)
+    layers.append(inside.encode(x="at:Q", text="said:N"))  # the mark is beside the bar
     return _spec(alt.layer(*layers).properties(width="container", height=30 * len(shown)), widest=640)
 
 
@@ -413,10 +418,10 @@ def _optimisers(alt: Any, shown: Sequence[Mapping[str, Any]]) -> Any:
     return alt.Y("name:N", sort=[each["name"] for each in shown], title=None, axis=axis)
 
 
-def _said_at(base: Any, align: str = "left", dx: int = 6) -> list[Any]:
+def _said_at(base: Any) -> list[Any]:
     """Numbers beside bars, readable on top of them."""
-    halo = base.mark_text(align=align, dx=dx, fontSize=11, color=GAP, stroke=GAP, strokeWidth=4)
-    ink = base.mark_text(align=align, dx=dx, fontSize=11, color=INK)
+    halo = base.mark_text(align="left", dx=6, fontSize=11, color=GAP, stroke=GAP, strokeWidth=4)
+    ink = base.mark_text(align="left", dx=6, fontSize=11, color=INK)
     return [text.encode(x="at:Q", text="said:N") for text in (halo, ink)]
 
 
