@@ -121,7 +121,7 @@ def end_of_spectrum(result: Mapping[str, Any], size: int, *, top: bool) -> dict[
     Near a Ritz value there is an eigenvalue, but it need not be the last one: after 16 products the smallest found may
     be the second smallest. A residual below 1 % of the value is taken at its word. Otherwise the end lies beyond the
     Ritz value by at most ε (λ_max − λ_min) with ε = (ln(1.648 √n/0.05)/(2k − 1))², in 95 % of all starts (Kuczyński
-    and Woźniakowski 1992, k products).
+    and Woźniakowski 1992, k products; they have no restarts, which a search with little memory has).
     """
     values, residuals = result["values"], result["residuals"]
     value, residual = (values[-1], residuals[-1]) if top else (values[0], residuals[0])
