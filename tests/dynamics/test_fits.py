@@ -233,6 +233,14 @@ def test_a_planted_law_is_found() -> None:
     assert found.table()[0]["law"] == pytest.approx(found.table()[0]["loss"], rel=1e-4)
 
 
+def test_a_law_far_from_its_data() -> None:
+    found = loss_law(planted(), bootstrap=20)
+    assert found(1e300, 1e300) == pytest.approx(found.E, rel=1e-9)
+    assert found(10**400, 1) > found.E
+    with pytest.raises(CurvlensError, match="N=0, D=5: the law is for numbers above 0"):
+        found(0, 5)
+
+
 def test_without_a_term_it_says_so() -> None:
     """No irreducible loss: E is at the least that is tried."""
     rows = [{**row, "test_loss": row["test_loss"] - LAW["E"]} for row in planted()]

@@ -127,7 +127,9 @@ class LossLaw(Result):
 
     def __call__(self, N: float, D: float) -> float:
         """The loss of a model with N parameters trained on D samples."""
-        return float(self.E + self.A / float(N) ** self.alpha + self.B / float(D) ** self.beta)
+        if not (N > 0 and D > 0):
+            raise CurvlensError(f"N={N!r}, D={D!r}: the law is for numbers above 0.")
+        return self.E + self.A * _exp(-self.alpha * math.log(N)) + self.B * _exp(-self.beta * math.log(D))
 
     def table(self) -> list[dict[str, Any]]:
         """A record for each trained model: N, D, its loss and that of the law."""
