@@ -152,3 +152,11 @@ def test_bad_budgets(tmp_path: Path, budget: str, message: str) -> None:
 def test_no_problem(tmp_path: Path) -> None:
     with pytest.raises(cl.CurvlensError, match=r"analyze takes a curvlens\.Problem"):
         cl.analyze(problem().model, tmp_path / "run")  # type: ignore[arg-type]
+
+
+def test_the_same_model_at_other_weights_is_another(tmp_path: Path) -> None:
+    """`with_params` leaves the model as it is: its own weights say nothing about where the problem is."""
+    asked = problem()
+    cl.analyze(asked, tmp_path / "run", "60 gradients", minimal=True)
+    with pytest.raises(cl.CurvlensError, match="another study"):
+        cl.analyze(asked.with_params(asked.theta * 1.05), tmp_path / "run", "60 gradients", minimal=True)

@@ -71,11 +71,14 @@ def _says(content: Document) -> Section:
 
 def _numbers(content: Document) -> Section:
     names, last = _names(content), content["differences"][-1]["whole"]
-    rows = []
+    rows, reasons = [], list[Content]()
     for key, about in content["numbers"].items():
         values = [_number(value, share=key in ("functional_share", "H.negative_share")) for value in about["values"]]
         for place, why in enumerate(about.get("why", ())):
-            values[place] = Mark(f"not known: {why}", "faint") if why else values[place]
+            values[place] = Mark("not known", "faint") if why else values[place]
+        reasons += [
+            Prose(f"{about['title']} not known: {why}.", "faint") for why in sorted({*about.get("why", ())}) if why
+        ]
         rows.append([about["title"], *values, *_change(last.get(key))])
     heads = [*names, f"difference {_ends(content)}" if len(names) > 2 else "difference", "ratio"]
     columns = [Column("quantity"), *(Column(head, numbers=True) for head in heads), Column("verdict")]
@@ -83,7 +86,7 @@ def _numbers(content: Document) -> Section:
         "numbers",
         TITLES["numbers"],
         "Numbers of the whole model.",
-        [Table(columns, rows, "numbers of the whole model")],
+        [Table(columns, rows, "numbers of the whole model"), *reasons],
     )
 
 

@@ -398,22 +398,37 @@ NOISE = {
 }  # fmt: skip
 
 
-def _not_known(cell: Document) -> Words:
-    why = f": {cell['why']}" if cell.get("why") else ""
-    return Mark(f"not known{why}", "faint")
+def _or_not_known(cell: Document) -> Words:
+    return number(cell) or Mark("not known", "faint")
+
+
+def _reasons(cells: Mapping[str, Document]) -> list[Content]:
+    """Below a table: why numbers are not known."""
+    why: dict[str, list[str]] = {}
+    for name, cell in cells.items():
+        if cell.get("why"):
+            why.setdefault(cell["why"], []).append(name)
+    return [Prose(f"{_few(names)} not known: {reason}.", "faint") for reason, names in why.items()]
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _noise(content: Document) -> Section:
     body, found = list[Content](), content.get("noise")
     rows: list[list[Words]]
     if found:
-        rows = [[title, number(found[name]) or _not_known(found[name])] for name, title in NOISE.items()]
+        cells = {title: found[name] for name, title in NOISE.items()}
+        rows = [[title, _or_not_known(cell)] for title, cell in cells.items()]
         about = f"From {found['samples']} gradients, each of one {found['unit']}. {found['note']}"
         columns = [Column("quantity"), Column("value", numbers=True)]
-        body += [Table(columns, rows, "noise", filtered=False), Prose(about, "faint")]
-        rows = [[name, number(cell) or _not_known(cell)] for name, cell in found["scales"].items()]
+        body += [Table(columns, rows, "noise", filtered=False), *_reasons(cells), Prose(about, "faint")]
+        rows = [[name, _or_not_known(cell)] for name, cell in found["scales"].items()]
         columns = [Column("block"), Column("noise scale, in samples", numbers=True)]
-        body.append(Fold("Noise scale of each block", [Table(columns, rows, "noise by block")], "noise-blocks"))
+        table = Table(columns, rows, "noise by block")
+        body.append(Fold("Noise scale of each block", [table, *_reasons(found["scales"])], "noise-blocks"))
     body += _spread(content)
     return Section("noise", "Noise and data", "How much the numbers depend on the data.", body or _none(), folded=True)
 

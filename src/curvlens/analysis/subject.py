@@ -25,7 +25,8 @@ VECTORS = 6 << 30
 
 def identity(problem: Problem, seed: int, optimizer: Any) -> dict[str, Any]:
     """Fingerprints of model, data and optimiser, and what else the numbers depend on."""
-    model = checksum([*problem.model.parameters(), *problem.model.buffers()])
+    moved = [] if problem._evaluation.theta is None else [problem.theta]  # by with_params: the model is as it was
+    model = checksum([*moved, *problem.model.parameters(), *problem.model.buffers()])
     data = [batches.fingerprint(batch) for batch in problem.data.source]
     return {
         "model": _digest(model),
