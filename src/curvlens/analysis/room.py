@@ -15,8 +15,6 @@ DOCTOR = 8
 """Vectors that the doctor holds while it compares derivatives with differences."""
 SHARPER = 12
 """Eigenvectors that stay: 2 of the first search, 10 of the second."""
-RETURNED, FREED = 32 << 20, 6
-"""The size from which the C library returns freed blocks at once, and the freed vectors below it that stay."""
 
 
 class Room:
@@ -30,7 +28,6 @@ class Room:
         self.vector = self.n * problem.dtype.itemsize
         self.graph = max(cache.largest_bytes, 1)
         self.kept = cache.kept_bytes + cache.point_bytes
-        self.freed = FREED * self.vector * (self.vector < RETURNED)
         self._profiles: dict[int, int] = {}
 
     def of(self, step: Step) -> int:
@@ -39,7 +36,7 @@ class Room:
         n: int = self.problem.blocks[config["block"]].size if config.get("block") else self.n
         vector = n * self.problem.dtype.itemsize
         found = SHARPER * self.vector if step.stage in ("sharp", "block ends", "spectra") else 0
-        held = self.kept + self.freed + found
+        held = self.kept + found
         product = 3 * self.vector + int(IN_A_PRODUCT * self.graph)
         if kind in ("eigs", "ends", "stability", "adam"):
             k = int(config.get("k", 1)) * (2 if config.get("operator", "H") == "H" else 1)
