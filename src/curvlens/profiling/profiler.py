@@ -80,7 +80,7 @@ def profile(
     wanted = [] if isinstance(spectral, bool) else [spectral] if isinstance(spectral, str) else list(spectral)
     if isinstance(top, Eigs):
         _require_largest(top, problem)
-    search = top is True or bool(spectral)
+    search = (bool(top) and not isinstance(top, Eigs)) or bool(spectral)
     problem, recordings, forecast = prepared(problem, int(samples), search=search, memory=memory)
     for path in wanted:  # a wrong path raises before any long work
         require_path(recordings, path)
@@ -115,11 +115,11 @@ def profile(
         return _with_gaps(result, recordings.blocked)
     try:
         working = partial(tell, int(samples))
-        if top is True:
+        if isinstance(top, Eigs):
+            result = _with_top(result, recordings, H, top, working)
+        elif top:
             found = eigs(H, min(2, H.shape[0]), memory=forecast.search, progress=lambda done, total: working())
             result = _with_top(result, recordings, H, found, working)
-        elif top:
-            result = _with_top(result, recordings, H, top, working)
         if spectral:
             paths = list(result.rows) if spectral is True else [result[path].path for path in wanted]
             result = _with_spectral(result, recordings, H, paths, forecast.search, partial(tell, int(samples)))
